@@ -10,6 +10,7 @@ use tensorpack::dataflow::dataset::ptb::{self, Split};
 use tensorpack::dataflow::dataset::sentences;
 use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::prelude::*;
+use tensorpack::say;
 use tensorpack::tensor::CounterRng;
 use tensorpack::train::TrainArgs;
 
@@ -82,8 +83,8 @@ fn texts(needed: bool) -> Result<[String; 2]> {
     };
     match both(ptb::text) {
         Err(e) if !needed => {
-            eprintln!("{e}");
-            eprintln!("the Penn Treebank is unavailable; training on generated sentences");
+            tensorpack::logger::init();
+            log::warn!("the Penn Treebank is unavailable; training on generated sentences: {e}");
             both(sentences::text)
         }
         texts => texts,
@@ -131,8 +132,10 @@ fn sample_text(model: &OfflinePredictor, alphabet: &[char], length: usize, seed:
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse()?;
-    args.without(&["--fake"])?;
+    let args = TrainArgs::parse_program(
+        "Trains a small character-level transformer on the Penn Treebank",
+        &["--fake"],
+    )?;
     let [train, validation] = texts(args.assert)?;
     let alphabet: Vec<char> = train.chars().collect::<BTreeSet<char>>().into_iter().collect();
     let flow = windows(&train, &alphabet)?.shuffle().batch(BATCH);
@@ -148,9 +151,9 @@ fn main() -> Result<()> {
 
     let bits = trained.monitors.latest("validation_bits_per_character");
     let bits = bits.ok_or_else(|| Error::argument("no epoch was trained"))?;
-    println!("{bits:.3} bits per character on the validation set");
+    say!("{bits:.3} bits per character on the validation set");
     let model = trained.get_predictor(&["text"], &["logits"])?;
-    println!("{}", sample_text(&model, &alphabet, 300, args.seed.unwrap_or(0))?);
+    say!("{}", sample_text(&model, &alphabet, 300, args.seed.unwrap_or(0))?);
     if args.assert && bits > TARGET {
         return Err(Error::argument(format!("the validation result is above {TARGET} bits per character")));
     }

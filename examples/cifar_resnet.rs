@@ -11,6 +11,7 @@ use tensorpack::dataflow::image::{AugmentExt, AugmentorList, Flip, Paste, Random
 use tensorpack::dataflow::{ComponentSpec, DataFlow, FakeData, Flow};
 use tensorpack::graph::Fan;
 use tensorpack::prelude::*;
+use tensorpack::say;
 use tensorpack::train::TrainArgs;
 
 #[derive(Inputs)]
@@ -96,7 +97,7 @@ fn data(fake: bool) -> Result<(Flow, Flow, HostTensor)> {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse()?;
+    let args = TrainArgs::parse_program("Trains a pre-activation ResNet on CIFAR-10", &[])?;
     let (train, test, mean) = data(args.fake)?;
     let augmentors = AugmentorList::new()
         .then(Paste::center(40, 40))
@@ -121,7 +122,7 @@ fn main() -> Result<()> {
 
     let error = trained.monitors.latest("validation_error");
     let error = error.ok_or_else(|| Error::argument("no epoch was trained"))?;
-    println!("test error {:.2} %", 100.0 * error);
+    say!("test error {:.2} %", 100.0 * error);
     let target = if args.full { 0.09 } else { 0.21 };
     if args.assert && error > target {
         return Err(Error::argument(format!("the test error is above {:.2} %", 100.0 * target)));

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use tensorpack::dataflow::{DataFlow, dataset::digits};
 use tensorpack::predict::Module;
 use tensorpack::prelude::*;
+use tensorpack::say;
 use tensorpack::train::TrainArgs;
 
 /// The module that `mnist_convnet` exports.
@@ -77,16 +78,14 @@ fn accuracy_with(module: Option<Module>, args: &TrainArgs, name: &str) -> Result
 }
 
 fn main() -> Result<()> {
-    let mut args = TrainArgs::parse()?;
-    args.without(&["--fake", "--full"])?;
+    let mut args = TrainArgs::parse_program(
+        "Fine-tunes features of handwritten digits on five examples of each generated digit",
+        &["--fake", "--full"],
+    )?;
     let path = args.load.take().unwrap_or_else(|| MODULE.into());
     let finetuned = accuracy_with(Some(module(&path)?), &args, "module")?;
     let scratch = accuracy_with(None, &args, "scratch")?;
-    println!(
-        "test accuracy with the module: {:.1} %, from scratch: {:.1} %",
-        100.0 * finetuned,
-        100.0 * scratch
-    );
+    say!("test accuracy with the module: {:.1} %, from scratch: {:.1} %", 100.0 * finetuned, 100.0 * scratch);
     if args.assert && (finetuned < 0.88 || finetuned < scratch + 0.1) {
         return Err(Error::argument(
             "the accuracy with the module is below 88 %, or less than 10 points above training from scratch",

@@ -12,5 +12,11 @@ use tensorpack::Result;
 use tensorpack::train::TrainArgs;
 
 fn main() -> Result<()> {
-    gan::train_dcgan(&TrainArgs::parse()?, |gan, config| gan.train_together(config))
+    gan::train_dcgan(
+        &TrainArgs::parse_program(
+            "Trains a DCGAN on MNIST, generator and discriminator in one operation",
+            &[],
+        )?,
+        |gan, config| gan.train_together(config),
+    )
 }

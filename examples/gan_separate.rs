@@ -12,5 +12,11 @@ use tensorpack::Result;
 use tensorpack::train::TrainArgs;
 
 fn main() -> Result<()> {
-    gan::train_dcgan(&TrainArgs::parse()?, |gan, config| gan.train_in_turn(config, 2, 1))
+    gan::train_dcgan(
+        &TrainArgs::parse_program(
+            "Trains a DCGAN on MNIST, generator and discriminator in separate runs",
+            &[],
+        )?,
+        |gan, config| gan.train_in_turn(config, 2, 1),
+    )
 }

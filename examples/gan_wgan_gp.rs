@@ -51,7 +51,7 @@ impl GanModelDesc for WganGp {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse()?;
+    let args = TrainArgs::parse_program("Trains a Wasserstein GAN with gradient penalty on MNIST", &[])?;
     // The original's schedule is 200 epochs of 300 steps with 64 images each.
     let (batch, length) = if args.full { (64, (200, 300)) } else { (32, (48, 500)) };
     let gan = GanTrainer::new(WganGp { batch }, gan::data(&args, batch)?, gan::towers(&args)?)?;

@@ -8,6 +8,7 @@
 use tensorpack::dataflow::dataset::{digits, mnist};
 use tensorpack::dataflow::{DataFlow, Flow};
 use tensorpack::prelude::*;
+use tensorpack::say;
 use tensorpack::train::TrainArgs;
 
 #[derive(Inputs)]
@@ -58,16 +59,15 @@ pub(crate) fn data() -> Result<(Flow, Flow, f64)> {
     match (mnist::train(), mnist::test()) {
         (Ok(train), Ok(test)) => Ok((train.into_flow(), test.into_flow(), 0.009)),
         (Err(e), _) | (_, Err(e)) => {
-            eprintln!("{e}");
-            eprintln!("MNIST is unavailable; training on generated digits");
+            tensorpack::logger::init();
+            log::warn!("MNIST is unavailable; training on generated digits: {e}");
             Ok((digits::train()?.into_flow(), digits::test()?.into_flow(), 0.02))
         }
     }
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse()?;
-    args.without(&["--fake"])?;
+    let args = TrainArgs::parse_program("Trains a convnet on MNIST", &["--fake"])?;
     let (train, test, target) = data()?;
     let validation = ScalarStats::from_names(["cross_entropy_loss", "accuracy"]).prefix("val");
     let config = TrainConfig::new(Convnet, train.shuffle().batch(128))
@@ -79,7 +79,7 @@ fn main() -> Result<()> {
 
     let accuracy = trained.monitors.latest("val_accuracy");
     let error = 1.0 - accuracy.ok_or_else(|| Error::argument("no epoch was trained"))?;
-    println!("test error {:.2} %", 100.0 * error);
+    say!("test error {:.2} %", 100.0 * error);
     if args.assert && error > target {
         return Err(Error::argument(format!("the test error is above {:.2} %", 100.0 * target)));
     }

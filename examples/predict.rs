@@ -6,6 +6,7 @@
 use clap::Parser;
 use std::path::PathBuf;
 use tensorpack::prelude::*;
+use tensorpack::say;
 
 /// Runs an exported model on zeros.
 #[derive(Parser)]
@@ -22,7 +23,7 @@ fn main() -> Result<()> {
     };
     let inputs = model.inputs().iter().map(zeros).collect::<Result<Vec<_>>>()?;
     for (name, y) in model.outputs().zip(model.predict(&inputs.iter().collect::<Vec<_>>())?) {
-        println!("{name}: {y:?}");
+        say!("{name}: {y:?}");
     }
     Ok(())
 }

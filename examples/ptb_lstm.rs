@@ -15,6 +15,7 @@ use tensorpack::dataflow::dataset::sentences;
 use tensorpack::graph::UPDATE_OPS;
 use tensorpack::input::TensorInput;
 use tensorpack::prelude::*;
+use tensorpack::say;
 use tensorpack::train::TrainArgs;
 
 /// The size of the vocabulary.
@@ -153,8 +154,8 @@ fn texts(required: bool) -> Result<[HostTensor; 3]> {
     };
     match all(ptb::token_ids) {
         Err(e) if !required => {
-            eprintln!("{e}");
-            eprintln!("the Penn Treebank is unavailable; training on generated sentences");
+            tensorpack::logger::init();
+            log::warn!("the Penn Treebank is unavailable; training on generated sentences: {e}");
             all(sentences::token_ids)
         }
         texts => texts,
@@ -201,8 +202,8 @@ pub(crate) fn config(plan: Plan, [train, validation, test]: [HostTensor; 3]) -> 
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse()?;
-    args.without(&["--fake", "--trainer"])?;
+    let args =
+        TrainArgs::parse_program("Trains a word-level LSTM on the Penn Treebank", &["--fake", "--trainer"])?;
     let config = config(if args.full { FULL } else { SHORT }, texts(args.assert)?)?;
     let trained = args.configure(config)?.train()?;
 
@@ -210,7 +211,7 @@ fn main() -> Result<()> {
     let (Some(validation), Some(test)) = (validation, test) else {
         return Err(Error::argument("no epoch was trained"));
     };
-    println!("perplexity {validation:.1} on the validation set, {test:.1} on the test set");
+    say!("perplexity {validation:.1} on the validation set, {test:.1} on the test set");
     if args.assert && validation > TARGET {
         return Err(Error::argument(format!("the validation perplexity is above {TARGET}")));
     }

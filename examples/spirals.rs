@@ -5,6 +5,7 @@
 
 use clap::Parser;
 use tensorpack::prelude::*;
+use tensorpack::say;
 use tensorpack::tensor::CounterRng;
 
 const CLASSES: usize = 3;
@@ -44,7 +45,7 @@ fn main() -> Result<()> {
             sum += session.run(&[&cost, &step], &[("point", &point), ("label", &label)])?[0].to_scalar()?;
         }
         let accuracy = session.run(&[&accuracy], &test)?[0].to_scalar()?;
-        println!("epoch {epoch}: cost {:.4}, test accuracy {:.2} %", sum / 50.0, 100.0 * accuracy);
+        say!("epoch {epoch}: cost {:.4}, test accuracy {:.2} %", sum / 50.0, 100.0 * accuracy);
     }
     let reached = session.run(&[&accuracy], &test)?[0].to_scalar()?;
     if assert && reached < TARGET {

@@ -25,7 +25,8 @@ pub use crate::predict::{
 pub use crate::runtime::{Device, Session, SessionOptions};
 pub use crate::tower::{Inputs, Model, ModelDesc, TowerContext};
 pub use crate::train::{
-    AsyncMultiGpuTrainer, NoOpTrainer, RunConfig, SimpleTrainer, Strategy as _, SyncMultiGpuTrainer,
-    SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig, launch_train_with_config,
+    AsyncMultiGpuTrainer, NoOpTrainer, QueueInputTrainer, RunConfig, SimpleTrainer, Strategy as _,
+    SyncMultiGpuTrainer, SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
+    launch_train_with_config,
 };
 pub use crate::{DType, Error, HostTensor, Result};

@@ -6,6 +6,7 @@
 
 mod behaviour;
 mod doc_aliases;
+mod examples;
 mod forks;
 mod fusion;
 mod golden;

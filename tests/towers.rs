@@ -115,6 +115,34 @@ fn towers_may_have_different_batches() {
     assert_ne!(costs[0], costs[1]);
 }
 
+/// Sums of bf16 tensors are computed in f32 and rounded once, and so are means.
+#[test]
+fn sums_of_bf16_over_towers_are_rounded_once() {
+    // 257.5 rounds to 258. Rounded after every addition, the sum would stay 256.
+    let summed = [256.0f32, 0.5, 1.0];
+    // 258.90625 / 3 rounds to 86.5. With a sum rounded to 258 the mean would be 86.
+    let averaged = [258.0f32, 0.5, 0.40625];
+    for device in ["cpu", "reference"] {
+        let graph = Graph::new();
+        let results: Vec<[Tensor; 2]> = (0..3)
+            .map(|i| {
+                let t = TowerContext::new(&graph, Mode::Training, i, 3);
+                let part = |of: &[f32; 3]| graph.constant(HostTensor::scalar(of[i])).cast(DType::Bf16);
+                t.build(|t| {
+                    [t.all_reduce_sum("sum", &part(&summed)), t.all_reduce_mean("mean", &part(&averaged))]
+                })
+            })
+            .collect();
+        let options = SessionOptions { device: device.parse().unwrap(), ..SessionOptions::default() };
+        let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+        for [sum, mean] in &results {
+            assert_eq!((sum.dtype(), mean.dtype()), (DType::Bf16, DType::Bf16));
+            let got = session.run(&[sum, mean], &[]).unwrap();
+            assert_eq!((got[0].to_f64_vec(), got[1].to_f64_vec()), (vec![258.0], vec![86.5]), "{device}");
+        }
+    }
+}
+
 /// A random tensor that is built outside of towers has one value for all of them.
 #[test]
 fn a_random_tensor_outside_of_towers_is_the_same_in_all() {

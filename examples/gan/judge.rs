@@ -3,6 +3,7 @@
 use super::mnist_convnet;
 use tensorpack::dataflow::DataFlow;
 use tensorpack::prelude::*;
+use tensorpack::say;
 use tensorpack::train::{TrainArgs, Trained};
 
 /// The run directory of the classifier.
@@ -27,8 +28,8 @@ pub(crate) fn judge(args: &TrainArgs, trained: &Trained) -> Result<()> {
     let sure: usize = found.iter().sum();
     let of = samples.sizes()[0];
     let classes = found.iter().filter(|&&n| n * SHARE >= of).count();
-    println!("of {of} samples {sure} are digits with confidence over {SURE}; for each digit {found:?}");
-    println!("classes found: {classes} of {CLASSES}");
+    say!("of {of} samples {sure} are digits with confidence over {SURE}; for each digit {found:?}");
+    say!("classes found: {classes} of {CLASSES}");
     if args.assert && (classes < ENOUGH || 2 * sure <= of) {
         let why = format!("fewer than {ENOUGH} classes found, or confidence over {SURE} in too few samples");
         return Err(Error::argument(why));
@@ -39,9 +40,7 @@ pub(crate) fn judge(args: &TrainArgs, trained: &Trained) -> Result<()> {
 /// Returns the model of `mnist_convnet`, trained for two epochs. The first call takes about a
 /// minute; later calls find the completed run.
 fn classifier(args: &TrainArgs) -> Result<OfflinePredictor> {
-    println!(
-        "evaluating the samples with the classifier in {CLASSIFIER}, which is trained first if necessary"
-    );
+    say!("evaluating the samples with the classifier in {CLASSIFIER}, which is trained first if necessary");
     let (train, ..) = mnist_convnet::data()?;
     let config = TrainConfig::new(mnist_convnet::Convnet, train.shuffle().batch(128))
         .callback(ModelSaver::new())

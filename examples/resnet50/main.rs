@@ -20,6 +20,7 @@ use tensorpack::dataflow::image::{
 use tensorpack::dataflow::{DataFlow, Flow, format::imagenet};
 use tensorpack::input::DummyConstantInput;
 use tensorpack::prelude::*;
+use tensorpack::say;
 use tensorpack::train::TrainArgs;
 
 /// The batch size over all towers.
@@ -123,7 +124,7 @@ fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
     let trained = args.configure(config)?.train()?;
     let error = trained.monitors.latest("val_error-top1");
     let error = error.ok_or_else(|| Error::argument("no epoch was trained"))?;
-    println!("top-1 error {:.2} %", 100.0 * error);
+    say!("top-1 error {:.2} %", 100.0 * error);
     if args.assert && error > 0.241 {
         return Err(Error::argument("the top-1 error is above 24.1 %"));
     }
@@ -141,7 +142,7 @@ fn train_on_dummy_data(args: &TrainArgs) -> Result<()> {
     let trained = args.configure(config)?.train()?;
     let latest =
         |name: &str| trained.monitors.latest(name).ok_or_else(|| Error::argument("no epoch was trained"));
-    println!("{:.1} images/s", latest("Throughput (samples/sec)")?);
+    say!("{:.1} images/s", latest("Throughput (samples/sec)")?);
     let cost = latest("cross_entropy_loss")?;
     if args.assert && cost > 1.0 {
         return Err(Error::argument(format!("the cost is {cost:.3}, not below 1")));
@@ -160,8 +161,7 @@ struct Args {
 }
 
 fn main() -> Result<()> {
-    let Args { train: args, data } = tensorpack::command_line::parse()?;
-    args.without(&["--full"])?;
+    let Args { train: args, data } = tensorpack::command_line::parse_without(&["--full"])?;
     match (data, args.fake) {
         (Some(root), false) => train_on_images(&args, &root),
         (None, true) => train_on_dummy_data(&args),

@@ -1,8 +1,9 @@
 //! Keeps the best checkpoints.
 
 use super::{Callback, GraphCx, Statistic, TrainCx, When};
+use crate::io::check_tag;
 use serde_json::{Value, json};
-use tensorpack_tensor::Result;
+use tensorpack_tensor::{Error, Result, Site};
 
 /// Keeps the checkpoint with the smallest value of a statistic, under the tag `min-NAME`.
 #[derive(Debug)]
@@ -21,7 +22,12 @@ struct BestSaver {
     best: Option<f64>,
     /// The value behind each of the top-k tags, unordered. Empty unless `best(k)` was called.
     top: Vec<Option<f64>>,
+    /// A setting that is out of range.
+    error: Option<Error>,
 }
+
+/// The most checkpoints that `best(k)` keeps.
+const MAX_TOP: usize = 10_000;
 
 impl MinSaver {
     /// Minimizes `statistic`.
@@ -29,19 +35,23 @@ impl MinSaver {
         MinSaver(BestSaver::new("min", statistic.into(), -1.0))
     }
 
-    /// Sets the tag.
+    /// Sets the tag. A tag that is empty or reserved (`latest`, or one that starts with `.` or
+    /// `step-`) is an error when training starts.
     #[must_use]
+    #[track_caller]
     #[doc(alias = "filename")]
     pub fn tag(mut self, tag: impl Into<String>) -> MinSaver {
-        self.0.tag = tag.into();
+        self.0.set_tag(tag.into());
         self
     }
 
     /// Keeps the `k` best checkpoints, under the tags `TAG-1` to `TAG-k` in no particular order.
-    /// The best one also has the plain tag.
+    /// The best one also has the plain tag. `k` is 1 to 10,000; another one is an error when
+    /// training starts.
     #[must_use]
+    #[track_caller]
     pub fn best(mut self, k: usize) -> MinSaver {
-        self.0.top = vec![None; k];
+        self.0.set_top(k);
         self
     }
 }
@@ -52,26 +62,51 @@ impl MaxSaver {
         MaxSaver(BestSaver::new("max", statistic.into(), 1.0))
     }
 
-    /// Sets the tag.
+    /// Sets the tag. A tag that is empty or reserved (`latest`, or one that starts with `.` or
+    /// `step-`) is an error when training starts.
     #[must_use]
+    #[track_caller]
     #[doc(alias = "filename")]
     pub fn tag(mut self, tag: impl Into<String>) -> MaxSaver {
-        self.0.tag = tag.into();
+        self.0.set_tag(tag.into());
         self
     }
 
     /// Keeps the `k` best checkpoints, under the tags `TAG-1` to `TAG-k` in no particular order.
-    /// The best one also has the plain tag.
+    /// The best one also has the plain tag. `k` is 1 to 10,000; another one is an error when
+    /// training starts.
     #[must_use]
+    #[track_caller]
     pub fn best(mut self, k: usize) -> MaxSaver {
-        self.0.top = vec![None; k];
+        self.0.set_top(k);
         self
     }
 }
 
 impl BestSaver {
     fn new(kind: &str, statistic: String, sign: f64) -> BestSaver {
-        BestSaver { tag: format!("{kind}-{statistic}"), statistic, sign, best: None, top: Vec::new() }
+        let tag = format!("{kind}-{statistic}");
+        BestSaver { tag, statistic, sign, best: None, top: Vec::new(), error: None }
+    }
+
+    #[track_caller]
+    fn set_tag(&mut self, tag: String) {
+        let site = Site::caller();
+        self.error = self.error.take().or(check_tag(&tag).err().map(|e| e.at(site)));
+        self.tag = tag;
+    }
+
+    #[track_caller]
+    fn set_top(&mut self, k: usize) {
+        let site = Site::caller();
+        if (1..=MAX_TOP).contains(&k) {
+            self.top = vec![None; k];
+        } else {
+            let why =
+                format!("best({k}) of {} must keep at least 1 checkpoint and at most {MAX_TOP}", self.tag);
+            let e = Error::argument(why).at(site).note("leave it out to keep the best checkpoint only");
+            self.error.get_or_insert(e);
+        }
     }
 
     fn trigger(&mut self, cx: &mut TrainCx<'_>) {
@@ -124,7 +159,8 @@ macro_rules! callback {
             }
 
             fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
-                g.need_logdir(stringify!($saver)).map(|_| ())
+                g.need_logdir(stringify!($saver))?;
+                self.0.error.clone().map_or(Ok(()), Err)
             }
 
             fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {

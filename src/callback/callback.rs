@@ -96,6 +96,13 @@ pub trait Callback {
         Vec::new()
     }
 
+    /// Returns a description of the settings that decide when this callback stops training, if it
+    /// does so. A run that was stopped stays stopped when its program is started again, unless one
+    /// of these descriptions or `max_epoch` has changed.
+    fn stop_criterion(&self) -> Option<String> {
+        None
+    }
+
     /// Returns the state to store in a checkpoint, as JSON: `tensorpack::serde_json` has the macro
     /// `json!`.
     fn state(&self) -> Value {

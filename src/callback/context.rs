@@ -7,7 +7,7 @@ use crate::runtime::{Cadence, FetchHandle, Interrupt, Session, StepProgram};
 use crate::tower::{TowerContext, TowerFunc, TowerHandle, Towers};
 use std::ops::Deref;
 use std::path::Path;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
 /// The context of [`Callback::setup_graph`](super::Callback::setup_graph): the graph is still being built.
 pub struct GraphCx<'a> {
@@ -170,16 +170,21 @@ impl TrainCx<'_> {
         self.state.resumed
     }
 
-    /// Requests a checkpoint. It is written after the current step or epoch boundary, when all
-    /// callbacks and monitors are done. A request in `before_train` or `before_epoch` is written after
-    /// the next step; one in `after_train` has no effect.
+    /// Requests a checkpoint. It is written once all callbacks have had the current hook; in
+    /// `after_epoch` and `trigger_epoch`, once the epoch boundary is complete. A request in
+    /// `after_train` is written if training finished or a callback stopped it. After an error or a
+    /// signal there may be half a step, so the request is dropped with a warning.
     pub fn request_save(&mut self) {
         self.state.save_request.get_or_insert_default();
     }
 
-    /// Requests a checkpoint and tags it. A tagged checkpoint is kept until another one gets the tag.
+    /// Requests a checkpoint and tags it. A tagged checkpoint is kept until another one gets the
+    /// tag. A tag that is empty or reserved (`latest`, or one that starts with `.` or `step-`) ends
+    /// training with an error.
+    #[track_caller]
     pub fn tag_save(&mut self, tag: impl Into<String>) {
-        self.state.save_request.get_or_insert_default().tags.push(tag.into());
+        let site = Site::caller();
+        self.state.save_request.get_or_insert_default().tags.push((tag.into(), site));
     }
 
     /// Returns an error if a signal asked the process to end. Long-running work should call this
@@ -218,7 +223,10 @@ macro_rules! during_training {
                 self.state.logdir.as_deref()
             }
 
-            /// Stops training at the end of this moment, for this reason. Stopping is not an error.
+            /// Stops training once all callbacks have had this hook, for this reason, and saves a
+            /// checkpoint. This is not an error. The run is then finished: started again, the
+            /// program does not train on unless `max_epoch` or a
+            /// [`stop_criterion`](super::Callback::stop_criterion) has changed.
             #[doc(alias = "StopTraining")]
             pub fn stop(&mut self, reason: impl Into<String>) {
                 self.state.stop_reason.get_or_insert(reason.into());

@@ -88,6 +88,11 @@ impl Callback for EarlyStopping {
         vec![Statistic::new(self.statistic.as_str(), When::Epoch)]
     }
 
+    fn stop_criterion(&self) -> Option<String> {
+        let EarlyStopping { statistic, sign, patience, min_delta, .. } = self;
+        Some(format!("EarlyStopping: {statistic}, sign {sign}, patience {patience}, min_delta {min_delta}"))
+    }
+
     fn state(&self) -> Value {
         json!({"best": self.best.map(f64::to_bits), "waited": self.waited, "seen": self.seen})
     }

@@ -86,6 +86,11 @@ impl Callbacks {
         first
     }
 
+    /// Returns the criteria by which callbacks stop training.
+    pub(crate) fn stop_criteria(&self) -> Vec<String> {
+        self.list.iter().filter_map(|c| c.stop_criterion()).collect()
+    }
+
     /// Returns the states of all callbacks by name. The second callback of a name is `NAME#2`.
     pub(crate) fn state(&self) -> Value {
         let keys = self.keys();

@@ -112,6 +112,11 @@ pub trait ProxyCallback {
         self.inner().makes()
     }
 
+    /// Forwards [`Callback::stop_criterion`].
+    fn stop_criterion(&self) -> Option<String> {
+        self.inner().stop_criterion()
+    }
+
     /// Forwards [`Callback::state`].
     fn state(&self) -> Value {
         self.inner().state()
@@ -182,6 +187,10 @@ impl<P: ProxyCallback> Callback for P {
         ProxyCallback::makes(self)
     }
 
+    fn stop_criterion(&self) -> Option<String> {
+        ProxyCallback::stop_criterion(self)
+    }
+
     fn state(&self) -> Value {
         ProxyCallback::state(self)
     }
@@ -213,7 +222,7 @@ mod tests {
     macro_rules! recorder {
         ($($hook:ident($cx:ty))*) => {
             const HOOKS: &[&str] =
-                &["name", "collect", "reads", "makes", "state", "load_state", $(stringify!($hook)),*];
+                &["name", "collect", "reads", "makes", "stop_criterion", "state", "load_state", $(stringify!($hook)),*];
 
             // The lint makes sure that no hook is missing here.
             #[deny(clippy::missing_trait_methods)]
@@ -233,6 +242,10 @@ mod tests {
                 fn makes(&self) -> Vec<Statistic> {
                     self.0.borrow_mut().insert("makes");
                     vec![Statistic::new("made", When::Run), Statistic::new("late", When::Epoch)]
+                }
+                fn stop_criterion(&self) -> Option<String> {
+                    self.0.borrow_mut().insert("stop_criterion");
+                    None
                 }
                 fn state(&self) -> Value {
                     self.0.borrow_mut().insert("state");
@@ -288,7 +301,7 @@ mod tests {
         let mut g =
             GraphCx { graph: &graph, tower: None, declared: &mut declared, along: &mut along, logdir: None };
         callback.setup_graph(&mut g).unwrap();
-        let _ = (callback.name(), callback.reads(), callback.makes());
+        let _ = (callback.name(), callback.reads(), callback.makes(), callback.stop_criterion());
         let state = callback.state();
         callback.load_state(&state).unwrap();
         let mut state = TrainState::empty();

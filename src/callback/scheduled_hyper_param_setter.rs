@@ -3,7 +3,7 @@
 use super::hyper_param::{HyperParam, Setter};
 use super::{Callback, GraphCx, TrainCx};
 use serde_json::Value;
-use tensorpack_tensor::{Error, Result};
+use tensorpack_tensor::{Error, Result, Site};
 
 /// Sets a hyper-parameter to scheduled values at given epochs or steps.
 ///
@@ -26,10 +26,13 @@ pub struct ScheduledHyperParamSetter {
     linear: bool,
     step_based: bool,
     set_at_beginning: bool,
+    site: Site,
 }
 
 impl ScheduledHyperParamSetter {
-    /// Sets `param` according to a schedule of `(epoch, value)` points.
+    /// Sets `param` according to a schedule of `(epoch, value)` points. The schedule needs at least
+    /// one point, and finite values.
+    #[track_caller]
     pub fn new(
         param: impl Into<HyperParam>,
         schedule: impl IntoIterator<Item = (u64, f64)>,
@@ -42,7 +45,27 @@ impl ScheduledHyperParamSetter {
             linear: false,
             step_based: false,
             set_at_beginning: true,
+            site: Site::caller(),
         }
+    }
+
+    /// Checks the points of the schedule.
+    fn check(&self) -> Result<()> {
+        let name = self.setter.param();
+        if self.schedule.is_empty() {
+            return Err(Error::argument(format!("the schedule of {name} is empty"))
+                .note("give it at least one point, such as (0, 0.1)"));
+        }
+        if let Some((point, value)) = self.schedule.iter().find(|(_, value)| !value.is_finite()) {
+            let why = format!("the schedule of {name} has the value {value} at point {point}");
+            return Err(Error::argument(why).note("use finite values"));
+        }
+        if let Some(w) = self.schedule.windows(2).find(|w| w[0].0 == w[1].0) {
+            let (point, one, other) = (w[0].0, w[0].1, w[1].1);
+            let why = format!("the schedule of {name} has two values at point {point}: {one} and {other}");
+            return Err(Error::argument(why).note("keep one of them"));
+        }
+        Ok(())
     }
 
     /// Interpolates linearly between points, at every epoch (or step).
@@ -97,10 +120,7 @@ impl Callback for ScheduledHyperParamSetter {
     }
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
-        if let Some(w) = self.schedule.windows(2).find(|w| w[0].0 == w[1].0) {
-            let (point, one, other) = (w[0].0, w[0].1, w[1].1);
-            return Err(Error::argument(format!("point {point} has two values, {one} and {other}")));
-        }
+        self.check().map_err(|e| e.at(self.site))?;
         self.setter.setup_graph(g)
     }
 

@@ -117,6 +117,13 @@ impl Callback for StatMonitorParamSetter {
         vec![Statistic::new(self.statistic.as_str(), When::Epoch)]
     }
 
+    fn stop_criterion(&self) -> Option<String> {
+        let StatMonitorParamSetter { statistic, threshold, last_k, sign, .. } = self;
+        let least = self.stop_below?;
+        let name = self.name();
+        Some(format!("{name}: below {least}; {statistic}, sign {sign}, threshold {threshold}, last {last_k}"))
+    }
+
     fn state(&self) -> Value {
         let values: Vec<u64> = self.values.iter().map(|v| v.to_bits()).collect();
         json!({"param": self.setter.state(), "values": values, "seen": self.seen})

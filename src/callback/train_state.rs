@@ -8,6 +8,7 @@ use crate::monitor::{Moment, Monitors};
 use crate::runtime::{Interrupt, Session};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
+use tensorpack_tensor::Site;
 
 /// How far training is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +37,8 @@ impl Progress {
 /// A requested checkpoint.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SaveRequest {
-    pub(crate) tags: Vec<String>,
+    /// The tags, with the lines that set them.
+    pub(crate) tags: Vec<(String, Site)>,
 }
 
 /// Steps skipped because a cost or gradient was not finite.

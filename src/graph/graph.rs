@@ -317,6 +317,11 @@ impl Graph {
         tensor
     }
 
+    /// Adds an input on behalf of this crate: errors point at the line of the spec.
+    pub(crate) fn input(&self, spec: &TensorSpec) -> Tensor {
+        self.on_line(spec.site, || self.placeholder(spec))
+    }
+
     /// Returns the model's float type as built so far: f64 if every trainable variable (or, before
     /// the first one, every float input) is f64, else f32.
     pub(crate) fn float_type(&self) -> DType {

@@ -149,7 +149,9 @@ impl fmt::Debug for Op {
 }
 
 /// Name, type and shape of an input. The signature of a tower function is a list of these.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// Two specs are equal if all but their lines are.
+#[derive(Clone, Debug)]
 #[doc(alias = "InputDesc")]
 pub struct TensorSpec {
     /// The name it is fed under.
@@ -160,20 +162,34 @@ pub struct TensorSpec {
     pub sizes: Vec<Option<usize>>,
     /// Whether infinities may be fed. NaN is always rejected.
     pub infinite: bool,
+    /// The line that created the spec. Errors about the input point there.
+    pub site: Site,
 }
+
+impl PartialEq for TensorSpec {
+    fn eq(&self, other: &TensorSpec) -> bool {
+        let TensorSpec { name, dtype, sizes, infinite, site: _ } = self;
+        (name, dtype, sizes, infinite) == (&other.name, &other.dtype, &other.sizes, &other.infinite)
+    }
+}
+
+impl Eq for TensorSpec {}
 
 impl TensorSpec {
     /// Creates the spec of an input of any element type.
+    #[track_caller]
     pub fn new(name: impl Into<String>, dtype: DType, sizes: impl Into<Vec<Option<usize>>>) -> TensorSpec {
-        TensorSpec { name: name.into(), dtype, sizes: sizes.into(), infinite: false }
+        TensorSpec { name: name.into(), dtype, sizes: sizes.into(), infinite: false, site: Site::caller() }
     }
 
     /// Creates the spec of an f32 input.
+    #[track_caller]
     pub fn f32(name: impl Into<String>, sizes: impl Into<Vec<Option<usize>>>) -> TensorSpec {
         TensorSpec::new(name, DType::F32, sizes)
     }
 
     /// Creates the spec of an i32 input.
+    #[track_caller]
     pub fn i32(name: impl Into<String>, sizes: impl Into<Vec<Option<usize>>>) -> TensorSpec {
         TensorSpec::new(name, DType::I32, sizes)
     }

@@ -21,7 +21,7 @@ impl Feeds {
     pub(super) fn tower(&mut self, t: &TowerContext, signature: &[TensorSpec]) -> Vec<Tensor> {
         let scope = scope(t);
         let specs: Vec<TensorSpec> = signature.iter().map(|s| s.within(&scope)).collect();
-        let tensors = specs.iter().map(|s| t.graph().placeholder(s)).collect();
+        let tensors = specs.iter().map(|s| t.graph().input(s)).collect();
         self.inputs = signature.len();
         self.feeds.extend(specs.iter().map(|s| (s.name.clone(), HostTensor::scalar(0u8))));
         self.specs.extend(specs);

@@ -25,6 +25,9 @@ pub struct QueueInput {
     queue_size: f64,
 }
 
+/// The largest number of batches to prefetch. The queue has a slot of about 100 bytes for each.
+const MAX_BATCHES: usize = 1 << 16;
+
 /// The default limit on prefetched bytes: 256 MiB.
 const MAX_BYTES: usize = 256 << 20;
 
@@ -46,11 +49,12 @@ impl QueueInput {
         }
     }
 
-    /// Sets the number of batches to prefetch, at least one (default: 50). Fewer are prefetched if
-    /// they would take more than [`max_bytes`](QueueInput::max_bytes).
+    /// Sets the number of batches to prefetch (default: 50). A number outside of 1 to 65,536 counts
+    /// as the nearest one inside. Fewer batches are prefetched if they would take more than
+    /// [`max_bytes`](QueueInput::max_bytes).
     #[must_use]
     pub fn capacity(self, batches: usize) -> QueueInput {
-        QueueInput { ahead: ReadAhead { samples: batches.max(1), ..self.ahead }, ..self }
+        QueueInput { ahead: ReadAhead { samples: batches.clamp(1, MAX_BATCHES), ..self.ahead }, ..self }
     }
 
     /// Sets the number of bytes to prefetch (default: 256 MiB). Two batches are prefetched in any

@@ -42,7 +42,7 @@ impl InputSource for RemapInput {
         let scope = scope(t);
         let pick = |spec: &TensorSpec| match self.names.iter().position(|n| *n == spec.name) {
             Some(i) => tensors[i].clone(),
-            None => t.graph().placeholder(&spec.within(&scope)),
+            None => t.graph().input(&spec.within(&scope)),
         };
         Ok(signature.iter().map(pick).collect())
     }

@@ -353,13 +353,25 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
+/// Checks that a tag is neither empty nor reserved.
+pub(crate) fn check_tag(tag: &str) -> Result<()> {
+    let why = if tag.is_empty() {
+        "it is empty"
+    } else if tag == LATEST || tag.starts_with(STEP) {
+        "the name is reserved"
+    } else if tag.starts_with('.') {
+        "it starts with a dot"
+    } else {
+        return Ok(());
+    };
+    Err(Error::argument(format!("{tag:?} is not a valid tag: {why}"))
+        .note("use a name such as \"best\"; it does not choose a directory"))
+}
+
 /// Returns the file name of a tag. Statistics have names such as `tower0/cost`, so other characters
 /// are percent-encoded.
 fn tag_file(tag: &str) -> Result<String> {
-    if tag.is_empty() || tag == LATEST || tag.starts_with(STEP) || tag.starts_with('.') {
-        let why = format!("{tag:?} is not a valid tag: it is empty or reserved");
-        return Err(Error::argument(why));
-    }
+    check_tag(tag)?;
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     let encode = |b: u8| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") };
     Ok(tag.bytes().map(encode).collect())

@@ -12,6 +12,7 @@ mod tensor_file;
 mod session_init;
 
 pub use checkpoint::Checkpoint;
+pub(crate) use checkpoint_store::check_tag;
 pub use checkpoint_store::{CheckpointStore, Keep, Saved};
 pub(crate) use disk::failed;
 pub use disk::{DirEntry, Disk, OpenFile, Parts, RealDisk};

@@ -60,10 +60,12 @@ impl OpDef for AllReduce {
 }
 
 impl Tensor {
-    /// Returns the sum over `towers` towers of the tensors they contribute under `key`.
+    /// Returns the sum over `towers` towers of the tensors they contribute under `key`. A sum of
+    /// bf16 tensors is computed in f32 and rounded once.
     #[track_caller]
     pub(crate) fn all_reduce(&self, key: String, towers: usize) -> Tensor {
-        Tensor::apply_one(AllReduce { key, towers }, &[self])
+        let wide = if self.dtype() == DType::Bf16 { DType::F32 } else { self.dtype() };
+        Tensor::apply_one(AllReduce { key, towers }, &[&self.cast(wide)]).cast(self.dtype())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::graph::Tensor;
 use std::f64::consts::PI;
-use tensorpack_tensor::{DType, Error, Result};
+use tensorpack_tensor::{DType, Error, Result, Site};
 
 /// A value that is a function of the step, which starts at 0. It is computed in f64.
 ///
@@ -15,6 +15,7 @@ use tensorpack_tensor::{DType, Error, Result};
 pub struct Schedule {
     curve: Curve,
     warm_up: u64,
+    site: Site,
 }
 
 #[derive(Clone, Debug)]
@@ -26,11 +27,13 @@ enum Curve {
 }
 
 impl Schedule {
+    #[track_caller]
     fn new(curve: Curve) -> Schedule {
-        Schedule { curve, warm_up: 0 }
+        Schedule { curve, warm_up: 0, site: Site::caller() }
     }
 
     /// Returns the schedule that is always `value`, for use with a warm-up.
+    #[track_caller]
     pub fn constant(value: f64) -> Schedule {
         Schedule::piecewise(value, [])
     }
@@ -39,11 +42,13 @@ impl Schedule {
     /// value.
     #[doc(alias = "ScheduledHyperParamSetter")]
     #[doc(alias = "MultiStepLR")]
+    #[track_caller]
     pub fn piecewise(first: f64, later: impl Into<Vec<(u64, f64)>>) -> Schedule {
         Schedule::new(Curve::Piecewise { first, later: later.into() })
     }
 
     /// Returns an exponential decay: `first * factor^(step / every)`.
+    #[track_caller]
     pub fn exponential(first: f64, factor: f64, every: u64) -> Schedule {
         Schedule::new(Curve::Exponential { first, factor, every, staircase: false })
     }
@@ -52,6 +57,7 @@ impl Schedule {
     /// every `every` steps.
     #[doc(alias = "exponential_decay")]
     #[doc(alias = "StepLR")]
+    #[track_caller]
     pub fn staircase(first: f64, factor: f64, every: u64) -> Schedule {
         Schedule::new(Curve::Exponential { first, factor, every, staircase: true })
     }
@@ -59,6 +65,7 @@ impl Schedule {
     /// Returns a polynomial decay: `last + (first - last) * (1 - step / steps)^power`, and `last`
     /// from step `steps` on.
     #[doc(alias = "polynomial_decay")]
+    #[track_caller]
     pub fn polynomial(first: f64, last: f64, steps: u64, power: f64) -> Schedule {
         Schedule::new(Curve::Polynomial { first, last, steps, power })
     }
@@ -66,6 +73,7 @@ impl Schedule {
     /// Returns a cosine decay: `last + (first - last) * (1 + cos(pi * step / steps)) / 2`, and
     /// `last` from step `steps` on (Loshchilov and Hutter, 2016).
     #[doc(alias = "CosineAnnealingLR")]
+    #[track_caller]
     pub fn cosine(first: f64, last: f64, steps: u64) -> Schedule {
         Schedule::new(Curve::Cosine { first, last, steps })
     }
@@ -82,7 +90,7 @@ impl Schedule {
     #[track_caller]
     pub fn at(&self, step: &Tensor) -> Tensor {
         if let Err(e) = self.check() {
-            return step.fail("Schedule", e);
+            return step.fail("Schedule", e.at(self.site));
         }
         let step = step.cast(DType::F64);
         let number = |v: f64| step.constant_like(v);
@@ -111,7 +119,22 @@ impl Schedule {
         }
     }
 
+    /// Returns all values and factors of the curve.
+    fn numbers(&self) -> Vec<f64> {
+        match &self.curve {
+            Curve::Piecewise { first, later } => {
+                std::iter::once(*first).chain(later.iter().map(|(_, value)| *value)).collect()
+            }
+            Curve::Exponential { first, factor, .. } => vec![*first, *factor],
+            Curve::Polynomial { first, last, power, .. } => vec![*first, *last, *power],
+            Curve::Cosine { first, last, .. } => vec![*first, *last],
+        }
+    }
+
     fn check(&self) -> Result<()> {
+        if let Some(bad) = self.numbers().into_iter().find(|v| !v.is_finite()) {
+            return Err(Error::argument(format!("a schedule has the value {bad}")).note("use finite values"));
+        }
         match &self.curve {
             Curve::Piecewise { later, .. } if !later.is_sorted_by(|a, b| a.0 < b.0) => {
                 let steps: Vec<u64> = later.iter().map(|(from, _)| *from).collect();

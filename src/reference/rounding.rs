@@ -1,6 +1,6 @@
 //! Stochastic arithmetic: results rounded up or down at random (Vignes, 1993; CADNA).
 
-use tensorpack_tensor::{DType, bf16};
+use tensorpack_tensor::{DType, Error, Result, bf16};
 
 /// Significant bits of bf16.
 const BF16_BITS: u32 = 8;
@@ -46,13 +46,23 @@ const BITS_WITHOUT_TIES: u32 = 20;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StochasticRounding {
-    /// Significant bits of a result, from 2 to 53. f32 has 24, bf16 8, f16 11.
+    /// Significant bits of a result, from 2 to 53; another number is an error. f32 has 24, bf16 8,
+    /// f16 11.
     pub bits: u32,
     /// Which of the random roundings to use.
     pub seed: u64,
 }
 
 impl StochasticRounding {
+    /// Checks the number of bits.
+    pub(crate) fn check(self) -> Result<()> {
+        match self.bits {
+            2..=f64::MANTISSA_DIGITS => Ok(()),
+            bits => Err(Error::argument(format!("stochastic rounding to {bits} bits: expected 2 to 53"))
+                .note("use 24 for f32, 8 for bf16, 11 for f16")),
+        }
+    }
+
     /// Rounds a result of an element type.
     pub(crate) fn round_result(self, value: f64, dtype: DType) -> f64 {
         if dtype == DType::Bf16 && self.bits > BF16_BITS {
@@ -64,7 +74,7 @@ impl StochasticRounding {
 
     /// Rounds a value.
     pub(crate) fn round(self, value: f64) -> f64 {
-        let dropped = f64::MANTISSA_DIGITS - self.bits.clamp(2, f64::MANTISSA_DIGITS);
+        let dropped = f64::MANTISSA_DIGITS - self.bits;
         if fits(value, self.bits) || !value.is_finite() {
             return value;
         }
@@ -91,7 +101,7 @@ impl StochasticRounding {
 
 /// Returns whether a value has at most this many significant bits.
 fn fits(value: f64, bits: u32) -> bool {
-    value.to_bits() & ((1u64 << (f64::MANTISSA_DIGITS - bits.clamp(2, f64::MANTISSA_DIGITS))) - 1) == 0
+    value.to_bits() & ((1u64 << (f64::MANTISSA_DIGITS - bits)) - 1) == 0
 }
 
 /// Returns a hash of a number (the finalizer of SplitMix64).

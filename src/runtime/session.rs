@@ -146,6 +146,7 @@ impl Session {
             let why = format!("{} cannot round stochastically", options.device);
             return Err(Error::new(ErrorKind::Unsupported, why).note("use the device `reference`"));
         }
+        options.stochastic_rounding.map_or(Ok(()), StochasticRounding::check)?;
         let turns = Turns::new(options.deadline);
         let mut executor = engine.create(&options, &turns)?;
         executor.create_variables(graph.variables(), options.seed)?;

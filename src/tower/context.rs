@@ -8,7 +8,7 @@ use crate::optim::Ema;
 use std::cell::RefCell;
 use std::panic::Location;
 use std::rc::Rc;
-use tensorpack_tensor::{Error, ErrorKind};
+use tensorpack_tensor::{DType, Error, ErrorKind};
 
 /// The mode a tower is built in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,7 +140,12 @@ impl TowerContext {
     /// names in the same order.
     #[track_caller]
     pub fn all_reduce_mean(&self, name: &str, x: &Tensor) -> Tensor {
-        if self.total == 1 { x.clone() } else { self.all_reduce_sum(name, x) * (1.0 / self.total as f64) }
+        if self.total == 1 {
+            return x.clone();
+        }
+        // A mean of bf16 tensors is rounded once, not after the sum and again after the division.
+        let wide = if x.dtype() == DType::Bf16 { DType::F32 } else { x.dtype() };
+        (self.all_reduce_sum(name, &x.cast(wide)) * (1.0 / self.total as f64)).cast(x.dtype())
     }
 
     /// Runs `build` inside a scope: names of tensors and variables created there start with

@@ -37,7 +37,7 @@ impl TowerFunc {
             } else {
                 continue;
             };
-            return Err(Error::new(ErrorKind::Name, format!("input {:?}: {why}", spec.name)));
+            return Err(Error::new(ErrorKind::Name, format!("input {:?}: {why}", spec.name)).at(spec.site));
         }
         Ok(TowerFunc { signature, function: Box::new(function), towers: Vec::new() })
     }
@@ -83,8 +83,7 @@ impl TowerFunc {
             return Err(Error::new(ErrorKind::Name, format!("a tower named {scope:?} already exists")));
         }
         let trained = self.towers.iter().any(|t| t.mode == Mode::Training && t.graph.uid() == graph.uid());
-        let inputs: Vec<Tensor> =
-            self.signature.iter().map(|s| graph.placeholder(&s.within(scope))).collect();
+        let inputs: Vec<Tensor> = self.signature.iter().map(|s| graph.input(&s.within(scope))).collect();
         let guarded = [SUMMARIES, MOVING_SUMMARIES, UPDATE_OPS];
         let mut build = |t: &TowerContext| {
             self.call(t, scope.to_string(), &guarded, &inputs, |t, build| {

@@ -1,5 +1,7 @@
-//! The log line of the first batch: how much data a step and an epoch take.
+//! The first batch: the log line about how much data a step and an epoch take, and the comparison
+//! with the run that is resumed.
 
+use serde_json::{Map, Value};
 use tensorpack_tensor::HostTensor;
 
 /// How towers and epochs divide the data, for the log line of the first batch.
@@ -12,12 +14,14 @@ pub(super) struct BatchSummary {
     pub(super) steps_per_epoch: u64,
     /// Batches in one pass over the data, if known.
     pub(super) pass: Option<u64>,
+    /// Whether the run that is resumed had as many batches in a pass.
+    pub(super) same_pass: bool,
 }
 
 impl BatchSummary {
     /// `batch 128 = 1 tower x 128; an epoch is 468 steps, 468 batches, 1.00 passes over the data`.
     pub(super) fn text(&self, batch: &[(String, HostTensor)]) -> String {
-        let BatchSummary { towers, groups, steps_per_epoch: steps, pass } = *self;
+        let BatchSummary { towers, groups, steps_per_epoch: steps, pass, .. } = *self;
         let inputs = (batch.len() / towers.max(1)).max(1);
         let rows = batch.iter().step_by(inputs).map(|(_, value)| value.sizes().first().copied().unwrap_or(1));
         let rows: Vec<usize> = rows.collect();
@@ -32,5 +36,24 @@ impl BatchSummary {
         format!(
             "batch {total} = {towers} tower{s} x {each}; an epoch is {steps} steps, {batches} batches{passes}"
         )
+    }
+
+    /// Records the batch size in the settings of the run, which checkpoints hold. Warns if they
+    /// have another one, that of the run that is resumed.
+    pub(super) fn record_batch_size(
+        &self,
+        settings: &mut Map<String, Value>,
+        batch: &[(String, HostTensor)],
+    ) {
+        let Some(now) = batch.iter().find_map(|(_, value)| value.sizes().first().copied()) else { return };
+        let now = now as u64;
+        if let Some(before) = settings.get("batch_size").and_then(Value::as_u64) {
+            // The last batch of a pass may be smaller.
+            if now == before || (now < before && self.same_pass) {
+                return;
+            }
+            log::warn!("resuming with changed data: batch_size {now} (was {before})");
+        }
+        settings.insert("batch_size".into(), now.into());
     }
 }

@@ -103,14 +103,18 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: W
 /// Scales the cost by the tower's share of all examples, so that the mean over towers is the mean
 /// over examples. It scales the cost and not the gradients, because gradients of synchronized
 /// layers depend on the costs of all towers.
+///
+/// A tower without examples has weight 0, and so have all towers if none has an example.
 fn weighted(t: &TowerContext, inputs: &[Tensor], cost: &Tensor) -> Result<Tensor> {
     let batch = inputs.iter().find(|x| x.rank() > 0).ok_or_else(|| {
         Error::shape("weighted_by_batch needs an input with a batch dimension, but all inputs are scalars")
     })?;
     Ok(t.build(|t| {
-        let batch = batch.cast(cost.dtype());
-        let own = batch.count_per(&batch.sum_axes(&[0]));
+        let first_of_each = |x: Tensor, axis: usize| x.slice_axis(axis as isize, 0, Some(1));
+        let examples = (1..batch.rank()).fold(batch.cast(cost.dtype()), first_of_each);
+        // A ratio to nothing counts the examples, and none are not an error.
+        let own = examples.count_per(&examples.slice_axis(0, 0, Some(0)));
         let all = t.all_reduce_sum("examples", &own);
-        cost * (own * t.total() as f64 / all)
+        cost * (own * t.total() as f64 / all.maximum(&all.one()))
     }))
 }

@@ -52,14 +52,32 @@ impl MainLoop<'_> {
     pub(super) fn run(&mut self) -> Result<Ended> {
         let ended = self.epochs();
         // However training ended, everyone gets to clean up; the first cause is the one to report.
+        self.state.save_request = None;
         let after = self.callbacks.after_train(&mut TrainCx { state: self.state });
+        let saved = match (&ended, &after) {
+            (Ok(Ended::Finished | Ended::Stopped(_)), Ok(())) => self.commit(),
+            _ => {
+                self.drop_save_request();
+                Ok(())
+            }
+        };
         self.state.monitors.finish();
         if let Some(input) = &mut self.input {
             input.stop();
         }
         let ended = ended?;
-        after?;
+        after.and(saved)?;
         Ok(ended)
+    }
+
+    /// Discards a request of `after_train` if training ended by an error or a signal: the state may be that of half
+    /// a step.
+    fn drop_save_request(&mut self) {
+        if self.state.save_request.take().is_some() {
+            log::warn!(
+                "training ended by an error or a signal: the checkpoint requested in after_train is not written"
+            );
+        }
     }
 
     fn epochs(&mut self) -> Result<Ended> {
@@ -76,6 +94,7 @@ impl MainLoop<'_> {
             // random numbers of the runs that follow.
             self.state.session.set_plain_runs(plain_runs)?;
         }
+        self.commit()?;
         if self.state.resumed
             && !self.state.epoch_ended
             && let Some(ended) = self.epoch(None)?
@@ -131,6 +150,7 @@ impl MainLoop<'_> {
                 done => done?,
             }
             self.state.resumed = false;
+            self.commit()?;
         }
         // From here on the run has started. The first step compiles, which may take long.
         let mut before_step = match start {
@@ -232,7 +252,9 @@ impl MainLoop<'_> {
         triggered?;
         self.state.session.discard_undo_log()?;
         self.state.epoch_ended = true;
-        self.commit()?;
+        if self.state.stop_reason.is_none() {
+            self.commit()?;
+        }
         self.end_requested()
     }
 
@@ -248,20 +270,21 @@ impl MainLoop<'_> {
         Ok(())
     }
 
-    /// Whether a signal or a callback asked training to end. A signal saves a checkpoint first.
+    /// Whether a signal or a callback asked training to end. Either saves a checkpoint first; that of a stopped run
+    /// has the reason, so that the same program does not train on.
     fn end_requested(&mut self) -> Result<Option<Ended>> {
-        if let Some(signal) = self.state.interrupt.signal() {
+        let ended = if let Some(signal) = self.state.interrupt.signal() {
             log::warn!("received signal {signal}: saving, then exiting");
-            self.state.save_request.get_or_insert_default();
-            self.commit()?;
-            return Ok(Some(Ended::Interrupted(signal)));
-        }
-        let stop = self.state.stop_reason.take();
-        if let Some(reason) = &stop {
-            self.collect()?;
+            Ended::Interrupted(signal)
+        } else if let Some(reason) = &self.state.stop_reason {
             log::info!("training stopped: {reason}");
-        }
-        Ok(stop.map(Ended::Stopped))
+            Ended::Stopped(reason.clone())
+        } else {
+            return Ok(None);
+        };
+        self.state.save_request.get_or_insert_default();
+        self.commit()?;
+        Ok(Some(ended))
     }
 
     /// Writes the requested checkpoint, if one was requested, once the run in flight is known to have succeeded.

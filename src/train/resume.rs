@@ -2,7 +2,7 @@
 
 use crate::callback::{Callbacks, Position, TrainState};
 use crate::input::{InputSource, Start};
-use crate::io::Checkpoint;
+use crate::io::{Checkpoint, check_tag};
 use serde_json::{Map, Value, json};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -29,6 +29,7 @@ impl HostState {
             "skipped_in_a_row": state.skipped.in_a_row,
             "settings": state.settings,
             "stop": state.stop_reason,
+            "stop_criteria": callbacks.stop_criteria(),
             "input": input.map_or(Value::Null, |i| i.state()),
             "callbacks": callbacks.state(),
             "monitors": state.monitors.state(),
@@ -60,7 +61,10 @@ pub(super) fn commit(
 ) -> Result<()> {
     let Some(request) = state.save_request.take() else { return Ok(()) };
     let host = HostState::capture(state, callbacks, input)?;
-    let tags: Vec<&str> = request.tags.iter().map(String::as_str).collect();
+    for (tag, site) in &request.tags {
+        check_tag(tag).map_err(|e| e.at(*site))?;
+    }
+    let tags: Vec<&str> = request.tags.iter().map(|(tag, _)| tag.as_str()).collect();
     write(state, host, Vec::new(), &tags)
 }
 
@@ -92,14 +96,28 @@ pub(super) fn restore(
     let saved = &checkpoint.state;
     check_settings(state, &saved["settings"])?;
     checkpoint.restore(&state.session, |_| true).map_err(|e| another_run(state, e.to_string()))?;
+    // To be compared with that of the first batch.
+    if let Some(batch_size) = saved["settings"].get("batch_size") {
+        state.settings.insert("batch_size".into(), batch_size.clone());
+    }
     state.set_position(Position::from_json(&saved["position"])?);
     state.session.set_run_index(saved["run_index"].as_u64().unwrap_or(0))?;
     state.session.set_plain_runs(saved["plain_runs"].as_u64().unwrap_or(0))?;
     state.skipped.total = saved["skipped_steps"].as_u64().unwrap_or(0);
     state.skipped.in_a_row = saved["skipped_in_a_row"].as_u64().unwrap_or(0) as u32;
-    // A callback that stopped the run meant this run, unless the run is now told to be longer.
+    // A callback that stopped the run meant this run, unless the run is now told to be longer or to
+    // stop for another reason. Earlier versions did not save the criteria.
     let same_length = saved["settings"]["max_epoch"] == state.settings["max_epoch"];
-    state.stop_reason = saved["stop"].as_str().filter(|_| same_length).map(String::from);
+    let criteria = &saved["stop_criteria"];
+    let same_criteria = criteria.is_null() || *criteria == json!(callbacks.stop_criteria());
+    if let Some(reason) = saved["stop"].as_str() {
+        if same_length && same_criteria {
+            state.stop_reason = Some(reason.into());
+        } else {
+            let what = if same_length { "the criterion for stopping" } else { "max_epoch" };
+            log::info!("{what} changed: continuing the run that was stopped ({reason})");
+        }
+    }
     callbacks.load_state(&saved["callbacks"])?;
     // Earlier versions saved only runs that had started.
     state.resumed = saved["started"].as_bool().unwrap_or(true);
@@ -111,7 +129,8 @@ fn check_settings(state: &TrainState, saved: &Value) -> Result<()> {
     let mut changed = Vec::new();
     for (key, now) in &state.settings {
         let before = &saved[key];
-        if before == now || before.is_null() {
+        // Earlier versions saved fewer settings, and the size of the data may be unknown.
+        if before == now || before.is_null() || now.is_null() {
             continue;
         }
         if key == "seed" {

@@ -236,6 +236,10 @@ impl RunConfig {
         if self.starting_epoch == 0 {
             return Err(Error::argument("starting_epoch is 0, but epochs are numbered from 1"));
         }
+        if self.logdir.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {
+            return Err(Error::argument("logdir is empty")
+                .note("name a directory (\".\" is the current one), or write nothing with no_logdir()"));
+        }
         self.session_options().map(|_| ())
     }
 }

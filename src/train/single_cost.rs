@@ -175,7 +175,7 @@ impl SingleCostTrainer {
         let step = Fetch::from(&strategy.build(&mut setup)?);
         let iteration = strategy.iteration(step.clone());
         let trainer = Trainer::new(&graph).input(input).on_device(strategy.device());
-        Ok(TowerTrainer::new(trainer, tower, step, iteration))
+        Ok(TowerTrainer::new(trainer, tower, step, iteration, strategy.towers()))
     }
 }
 

@@ -6,6 +6,7 @@ use crate::callback::{Callbacks, Progress, RunCx, TrainState};
 use crate::graph::{Fetch, Frozen, NodeKind};
 use crate::input::InputSource;
 use crate::runtime::{Clock, IntoFetch, MAX_FEEDS, Session, StepProgram};
+use serde_json::{Map, Value};
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -113,7 +114,7 @@ impl StepCx<'_> {
         }
         // First of all: the wait may be interrupted, and then nothing of this run has happened.
         let needs_input = self.plan.run(id).needs_input;
-        let batch = draw(&mut self.input, needs_input, self.times, self.summary)?;
+        let batch = draw(&mut self.input, needs_input, self.times, self.summary, &mut self.state.settings)?;
         self.callbacks.before_run(&mut RunCx { state: self.state, program: None })?;
         let drawn = Instant::now();
         let nothing = HostTensor::scalar(0u8);
@@ -144,7 +145,8 @@ impl StepCx<'_> {
     ) -> Result<()> {
         let id = self.next_run(what)?;
         let needs_input = self.plan.run(id).needs_input;
-        let feeds = draw(&mut self.input, needs_input, self.times, self.summary)?.to_vec();
+        let feeds =
+            draw(&mut self.input, needs_input, self.times, self.summary, &mut self.state.settings)?.to_vec();
         self.callbacks.before_run(&mut RunCx { state: self.state, program: None })?;
         let drawn = Instant::now();
         let program = std::mem::replace(&mut self.plan.run(id).program, StepProgram::new(&[]));
@@ -161,7 +163,8 @@ impl StepCx<'_> {
     pub(super) fn parallel_job(&mut self, what: &Fetch, program: StepProgram) -> Result<Job> {
         let id = self.plan.find(self.state.session.graph(), what, false)?;
         let needs_input = self.plan.run(id).needs_input;
-        let feeds = draw(&mut self.input, needs_input, self.times, self.summary)?.to_vec();
+        let feeds =
+            draw(&mut self.input, needs_input, self.times, self.summary, &mut self.state.settings)?.to_vec();
         Ok(Job { program, clock: clock(&self.state.progress), feeds })
     }
 
@@ -257,6 +260,7 @@ fn draw<'a>(
     needed: bool,
     times: &mut Times,
     summary: &mut Option<BatchSummary>,
+    settings: &mut Map<String, Value>,
 ) -> Result<&'a [(String, HostTensor)]> {
     let begun = Instant::now();
     let batch = match input {
@@ -265,6 +269,7 @@ fn draw<'a>(
     };
     if let Some(summary) = summary.take_if(|_| !batch.is_empty()) {
         log::info!("{}", summary.text(batch));
+        summary.record_batch_size(settings, batch);
     }
     if batch.len() > MAX_FEEDS {
         let why = format!("all towers together take at most {MAX_FEEDS} inputs, not {}", batch.len());

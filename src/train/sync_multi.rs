@@ -32,8 +32,9 @@ macro_rules! sync_trainer {
 
             /// Weights towers by the number of examples in their batches (the first dimension of
             /// the first input that is not a scalar), so that batches of different sizes train like
-            /// one large batch. By default all towers have equal weight, and a step takes the mean
-            /// of the towers' means.
+            /// one large batch. A tower without examples has weight 0; its cost must still be
+            /// defined, which a mean over no examples is not. By default all towers have equal
+            /// weight, and a step takes the mean of the towers' means.
             #[must_use]
             pub fn weighted_by_batch(self) -> $name {
                 $name { weights: Weights::Examples, ..self }

@@ -4,7 +4,7 @@ use super::{Iteration, RunConfig, Trained, Trainer};
 use crate::callback::Callback;
 use crate::graph::{Fetch, Graph, TensorSpec};
 use crate::tower::{TowerFunc, Towers};
-use tensorpack_tensor::Result;
+use tensorpack_tensor::{Error, Result, Site};
 
 /// A trainer that is ready to train: a tower function built its graph, and its step is known.
 /// [`SingleCostTrainer::setup_graph`](super::SingleCostTrainer::setup_graph) returns one.
@@ -14,6 +14,11 @@ pub struct TowerTrainer {
     tower: TowerFunc,
     step: Fetch,
     iteration: Box<dyn Iteration>,
+    /// The number of towers that the trainer's own iteration runs. They are more than those in the
+    /// graph if several towers run the same part of it.
+    run_towers: usize,
+    /// Where the iteration was replaced.
+    replaced: Option<Site>,
 }
 
 impl TowerTrainer {
@@ -22,8 +27,9 @@ impl TowerTrainer {
         tower: TowerFunc,
         step: Fetch,
         iteration: Box<dyn Iteration>,
+        run_towers: usize,
     ) -> TowerTrainer {
-        TowerTrainer { trainer, tower, step, iteration }
+        TowerTrainer { trainer, tower, step, iteration, run_towers, replaced: None }
     }
 
     /// Returns the graph.
@@ -59,10 +65,30 @@ impl TowerTrainer {
 
     /// Replaces the step. [`train_op`](TowerTrainer::train_op) is the operation that the step ran
     /// before.
+    ///
+    /// Several towers of an [`AsyncMultiGpuTrainer`](super::AsyncMultiGpuTrainer) run only through
+    /// its own iteration, so training them with another one is an error.
     #[must_use]
+    #[track_caller]
     #[doc(alias = "run_step")]
     pub fn with_iteration(self, iteration: impl Iteration + 'static) -> TowerTrainer {
-        TowerTrainer { iteration: Box::new(iteration), ..self }
+        let replaced = Some(Site::caller());
+        TowerTrainer { iteration: Box::new(iteration), replaced, ..self }
+    }
+
+    /// Returns an error if a replaced iteration would leave towers idle.
+    fn check_iteration(&self) -> Result<()> {
+        let (all, built) = (self.run_towers, self.towers().training().len());
+        match self.replaced {
+            Some(site) if all > built => {
+                let why = format!("with_iteration would run {built} of the {all} towers of this trainer");
+                Err(Error::argument(why).at(site).note(
+                    "use a synchronous trainer such as SyncMultiGpuTrainer, whose train op runs all towers, \
+                     or one asynchronous tower",
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Trains with the default callbacks and monitors, unless the configuration replaces them. See
@@ -73,6 +99,7 @@ impl TowerTrainer {
 
     /// Trains with only the callbacks and monitors of the configuration.
     pub fn train(self, config: RunConfig) -> Result<Trained> {
+        self.check_iteration()?;
         self.trainer.with_tower_func(self.tower).train(config, self.iteration)
     }
 }

@@ -8,7 +8,8 @@ use crate::command_line;
 use crate::io::smart_init;
 use crate::runtime::Device;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{ArgAction, Args, Parser};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use tensorpack_tensor::{Error, Result};
 
@@ -33,9 +34,8 @@ use tensorpack_tensor::{Error, Result};
 /// }
 ///
 /// fn main() -> tensorpack::Result<()> {
-///     let args: Args = tensorpack::command_line::parse()?;
 ///     // This program has no long schedule.
-///     args.train.without(&["--full"])?;
+///     let args: Args = tensorpack::command_line::parse_without(&["--full"])?;
 ///     args.train.configure(config(args.data))?.train()?;
 ///     Ok(())
 /// }
@@ -99,6 +99,30 @@ impl TrainArgs {
     /// Parses the command line of a program with only these options. See [`command_line::parse`].
     pub fn parse() -> Result<TrainArgs> {
         Ok(command_line::parse::<Program>()?.train)
+    }
+
+    /// Parses the command line of a program with only these options, described by `about`, like
+    /// [`command_line::parse_without`]: some options may not apply to it.
+    ///
+    /// ```no_run
+    /// # fn main() -> tensorpack::Result<()> {
+    /// use tensorpack::train::TrainArgs;
+    /// let args = TrainArgs::parse_program("Trains a convnet on MNIST", &["--fake"])?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn parse_program(about: &'static str, without: &[&str]) -> Result<TrainArgs> {
+        TrainArgs::parse_words(about, without, std::env::args_os())
+    }
+
+    fn parse_words(
+        about: &'static str,
+        without: &[&str],
+        words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<TrainArgs> {
+        let command = Program::command().about(about);
+        let matches = command_line::matches_without(command, without, words)?;
+        TrainArgs::from_arg_matches(&matches).map_err(|e| Error::argument(e.to_string()))
     }
 
     /// Parses a list of options, without a program name in front.
@@ -201,7 +225,6 @@ impl TrainArgs {
 mod tests {
     use super::*;
     use crate::runtime::SessionOptions;
-    use clap::CommandFactory;
     use tensorpack_tensor::ErrorKind;
 
     fn args(text: &str) -> Result<TrainArgs> {
@@ -296,6 +319,22 @@ mod tests {
             none.without(&[&option]).unwrap();
         }
         assert!(none.without(&["--color"]).is_err());
+    }
+
+    /// The help itself ends the process: see the tests of `command_line`.
+    #[test]
+    fn options_that_do_not_apply_to_a_program() {
+        let parse = |words: &[&str]| {
+            let words = ["program"].iter().chain(words).map(|word| word.to_string());
+            TrainArgs::parse_words("Trains", &["--fake", "--full"], words.collect::<Vec<_>>())
+        };
+        assert_eq!(parse(&["--seed", "3"]).unwrap().seed, Some(3));
+        for given in ["--fake", "--full"] {
+            let e = parse(&[given]).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+            assert!(e.message().contains(given), "{e}");
+        }
+        assert!(TrainArgs::parse_words("Trains", &["--color"], ["program"]).is_err());
     }
 
     #[test]

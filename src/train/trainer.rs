@@ -155,7 +155,7 @@ impl Trainer {
             resume::restore(&mut state, checkpoint, &mut self.callbacks)?;
             let Progress { epoch_num, global_step, .. } = state.progress;
             log::info!("resuming {} at epoch {epoch_num}, step {global_step}", folder.display());
-            if let Some(ended) = already_ended(&mut state) {
+            if let Some(ended) = already_ended(&state) {
                 return Ok(self.already_complete(ended, state, checkpoint));
             }
         } else if let Some(init) = &config.session_init {
@@ -178,6 +178,10 @@ impl Trainer {
             groups: 1,
             steps_per_epoch,
             pass: self.input.as_ref().and_then(|i| i.size()),
+            same_pass: saved.is_some_and(|s| {
+                let pass = &s["settings"]["batches_per_pass"];
+                !pass.is_null() && *pass == state.settings["batches_per_pass"]
+            }),
         };
         let mut main_loop = MainLoop {
             state: &mut state,
@@ -197,14 +201,12 @@ impl Trainer {
 
     /// Returns the result of a run that its last checkpoint marks as ended.
     fn already_complete(self, ended: Ended, state: TrainState, checkpoint: &Checkpoint) -> Trained {
-        let Progress { epoch_num, max_epoch, .. } = state.progress;
+        let Progress { epoch_num, max_epoch, global_step, .. } = state.progress;
         let how = match &ended {
-            Ended::Stopped(reason) => format!("was stopped ({reason})"),
-            _ => "is already complete".into(),
+            Ended::Stopped(reason) => format!("was stopped at step {global_step} ({reason})"),
+            _ => format!("is already complete ({epoch_num} of {max_epoch} epochs)"),
         };
-        log::info!(
-            "run {how} ({epoch_num} of {max_epoch} epochs); use --fresh to start over or --max-epoch to extend it"
-        );
+        log::info!("run {how}; use --fresh to start over or --max-epoch to extend it");
         let mut monitors = Monitors::new();
         monitors.start(None, Some(&checkpoint.state["monitors"]), Moment::default());
         Trained { ended, session: state.session, monitors, tower: self.tower }
@@ -286,6 +288,7 @@ impl Trainer {
             "seed": seed,
             "towers": self.tower_count(),
             "steps_per_epoch": steps_per_epoch,
+            "batches_per_pass": self.input.as_ref().and_then(|i| i.size()),
             "max_epoch": config.max_epoch,
             "device": device.to_string(),
         });
@@ -309,11 +312,13 @@ impl Trainer {
 }
 
 /// Returns how a resumed run ended, if it is complete.
-fn already_ended(state: &mut TrainState) -> Option<Ended> {
+fn already_ended(state: &TrainState) -> Option<Ended> {
     let ended = state.epoch_ended;
-    match state.stop_reason.take_if(|_| ended) {
-        Some(reason) => Some(Ended::Stopped(reason)),
-        None => (ended && state.progress.epoch_num >= state.progress.max_epoch).then_some(Ended::Finished),
+    // A stop in the last step of an epoch still runs the end of the epoch.
+    let stopped = ended || state.steps_done < state.progress.steps_per_epoch;
+    match &state.stop_reason {
+        Some(reason) if stopped => Some(Ended::Stopped(reason.clone())),
+        _ => (ended && state.progress.epoch_num >= state.progress.max_epoch).then_some(Ended::Finished),
     }
 }
 

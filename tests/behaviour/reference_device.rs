@@ -418,3 +418,20 @@ fn forking_is_unsupported_and_the_plan_lists_the_nodes() {
     let plan = session.plan_text(&[&y], &[("x", &fed)]).unwrap();
     assert!(plan.contains("y = Exp(x): f32[2]"), "{plan}");
 }
+
+/// Fewer bits have no mantissa to round, and f64 has 53.
+#[test]
+fn bits_of_stochastic_rounding_must_be_in_range() {
+    use tensorpack::runtime::StochasticRounding;
+    let session = |bits| {
+        let stochastic_rounding = Some(StochasticRounding { bits, seed: 0 });
+        let options = SessionOptions { stochastic_rounding, ..on(Device::Reference) };
+        Session::with(Graph::new().freeze().unwrap(), options).map(drop)
+    };
+    for bits in [0, 1, 54, u32::MAX] {
+        let e = session(bits).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+        assert_mentions(&e, &[&bits.to_string(), "2", "53"]);
+    }
+    assert!(session(2).is_ok() && session(53).is_ok());
+}

@@ -55,13 +55,12 @@ fn a_staircase_drops_exactly_at_its_step() {
 }
 
 #[test]
-fn an_invalid_schedule_is_an_error_at_its_use() {
-    for (schedule, term) in [
-        (Schedule::cosine(0.1, 0.0, 0), "at least 1 step"),
-        (Schedule::piecewise(0.1, [(20, 0.01), (10, 0.001)]), "[20, 10]"),
+fn an_invalid_schedule_is_an_error_at_its_line() {
+    for (schedule, line, term) in [
+        (Schedule::cosine(0.1, 0.0, 0), line!(), "at least 1 step"),
+        (Schedule::piecewise(0.1, [(20, 0.01), (10, 0.001)]), line!(), "[20, 10]"),
     ] {
         let graph = Graph::new();
-        let line = line!() + 1;
         schedule.at(&graph.global_step());
         let e = graph.freeze().unwrap_err();
         assert!(e.message().starts_with("Schedule: ") && e.message().contains(term), "{e}");

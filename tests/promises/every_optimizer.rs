@@ -8,7 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 use tensorpack::callback::ProcessTensors;
 use tensorpack::prelude::*;
-use tensorpack::train::{QueueInputTrainer, SingleCostTrainer};
+use tensorpack::train::SingleCostTrainer;
 
 /// Every optimizer by the name of its type, with a rate at which it does not overshoot.
 pub(crate) const OPTIMIZERS: [(&str, MakeOptimizer); 14] = [

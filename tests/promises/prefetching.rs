@@ -7,7 +7,6 @@ use tensorpack::callback::RunCx;
 use tensorpack::dataflow::DataFlow;
 use tensorpack::input::{FeedInput, QueueInput};
 use tensorpack::prelude::*;
-use tensorpack::train::QueueInputTrainer;
 
 /// The number of batches that a dataflow has read.
 #[derive(Clone, Default)]

@@ -432,3 +432,71 @@ fn a_killed_run_resumes_from_its_last_checkpoint() {
 fn sigterm_saves_first() {
     assert_eq!(assert_resumes("asynchronous::child_that_is_terminated", libc::SIGTERM), STEPS + 7);
 }
+
+/// Receives SIGTERM in a child process while it is compiled, which takes a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct SlowToCompile;
+
+impl OpDef for SlowToCompile {
+    fn name(&self) -> &str {
+        "SlowToCompile"
+    }
+    fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        if processes::dir().is_some() {
+            // SAFETY: training has installed a handler for this signal.
+            ONCE.call_once(|| assert_eq!(unsafe { libc::raise(libc::SIGTERM) }, 0));
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        Ok(vec![cx.input(0)])
+    }
+}
+
+/// Counts in `w`: every step of a tower adds one half.
+struct Compiled;
+
+impl ModelDesc for Compiled {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::f32("x", [None])]
+    }
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let w = t.variable(VariableSpec::new("w", []).init(Init::zeros()));
+        let x = Tensor::apply_one(SlowToCompile, &[&inputs[0]]);
+        (w.value() * x.mean() * -1.0).named("cost")
+    }
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(1.0).boxed()
+    }
+}
+
+fn compiled(dir: &Path) -> Trained {
+    let ones = FromFn::new(100, |_| Ok(vec![HostTensor::new([2], vec![1f32; 2])?]));
+    let config = TrainConfig::new(Compiled, ones).steps_per_epoch(3).max_epoch(2).logdir(dir);
+    launch_train_with_config(config, AsyncMultiGpuTrainer::new(2)).unwrap()
+}
+
+#[test]
+fn child_that_is_terminated_while_it_compiles() {
+    if let Some(dir) = processes::dir() {
+        panic!("training went on: {:?}", compiled(&dir).ended);
+    }
+}
+
+/// The first step is finished and saved, and the process ends.
+#[test]
+fn sigterm_during_the_first_compilation_ends_all_towers() {
+    let dir = tempfile::tempdir().unwrap();
+    let begun = Instant::now();
+    let output = processes::alone("asynchronous::child_that_is_terminated_while_it_compiles", dir.path());
+    let text = processes::text(&output);
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{text}");
+    let latest = std::fs::read_to_string(dir.path().join("checkpoints/latest")).unwrap();
+    let checkpoint = Checkpoint::load(dir.path().join("checkpoints").join(latest.trim())).unwrap();
+    let w = checkpoint.tensors.iter().find(|(name, _)| name == "w").unwrap().1.to_f64_vec()[0];
+    let left = (6 - checkpoint.global_step) as f64;
+    assert_eq!(compiled(dir.path()).session.read("w").unwrap().to_f64_vec(), [w + left]);
+}

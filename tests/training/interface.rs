@@ -13,9 +13,7 @@ use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::io::{DictRestore, Keep};
 use tensorpack::monitor::{Class, Moment, Monitor};
 use tensorpack::prelude::*;
-use tensorpack::train::{
-    Ended, QueueInputTrainer, SingleCostTrainer, StepCx, Trained, default_callbacks, default_monitors,
-};
+use tensorpack::train::{Ended, SingleCostTrainer, StepCx, Trained, default_callbacks, default_monitors};
 
 fn weights(trained: &Trained) -> Vec<HostTensor> {
     ["fc/W", "fc/b"].map(|name| trained.session.read(name).unwrap()).to_vec()

@@ -1,7 +1,9 @@
 //! Tests of the public training interface.
 
 mod asynchronous;
+mod bad_settings;
 mod callback_state;
+mod changed_data;
 #[path = "../checkpoints/crash_disk.rs"]
 mod crash_disk;
 mod custom;
@@ -36,6 +38,7 @@ mod schedules;
 mod signals;
 mod standard_error;
 mod statistics;
+mod stops;
 mod tower_functions;
 mod towers;
 mod trackers;

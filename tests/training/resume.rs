@@ -8,7 +8,7 @@ use std::path::Path;
 use tensorpack::callback::{GraphCx, SanityValidation, TrainCx};
 use tensorpack::dataflow::DataFlow;
 use tensorpack::prelude::*;
-use tensorpack::train::{Ended, QueueInputTrainer, SingleCostTrainer, Trained};
+use tensorpack::train::{Ended, SingleCostTrainer, Trained};
 
 /// Requests a checkpoint after one step.
 pub(crate) struct SaveAfter(pub(crate) u64);
@@ -183,20 +183,14 @@ fn hooks_see_that_the_run_is_resumed() {
 #[test]
 fn a_run_that_was_stopped_stays_stopped() {
     // After an epoch, and in the middle of one.
-    for (at, save_after, calls) in [
-        ("trigger 1", 2, &[][..]),
-        ("trigger_step 2 0", 3, &["before_train 2 0 3", "before_epoch 2 0 3", "after_train 2 0 3"]),
-    ] {
+    for (at, save_after) in [("trigger 1", 2), ("trigger_step 2 0", 3)] {
         let dir = tempfile::tempdir().unwrap();
         let stopping = Recorder { stop_at: Some(at), ..Recorder::default() };
         let first = train(config(dir.path(), &stopping).callback(SaveAfter(save_after))).unwrap();
         let again = Recorder::default();
         let second = train(config(dir.path(), &again)).unwrap();
         assert!(matches!(&second.ended, Ended::Stopped(_)), "{at}");
-        assert_eq!(
-            (&second.ended, again.take()),
-            (&first.ended, calls.iter().map(|c| c.to_string()).collect())
-        );
+        assert_eq!((&second.ended, again.take()), (&first.ended, vec![]));
         assert_eq!(left(&second, dir.path()), left(&first, dir.path()));
         // With a larger max_epoch it continues.
         let longer = train(config(dir.path(), &again).max_epoch(3)).unwrap();

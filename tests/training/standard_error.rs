@@ -15,6 +15,7 @@ use tensorpack::callback::{ProgressBar, TrainCx};
 use tensorpack::dataflow::DataFlow;
 use tensorpack::io::Checkpoint;
 use tensorpack::prelude::*;
+use tensorpack::say;
 
 const OUTPUT: &str = "TENSORPACK_TEST_OUTPUT";
 const EPOCHS: u64 = 3;
@@ -96,7 +97,10 @@ fn child() {
     }
     // The progress bar draws on terminals only.
     assert_eq!(std::io::stderr().is_terminal(), kind == TERMINAL);
-    std::process::exit(i32::from(train(&dir).is_err()));
+    say!("a line that nobody reads");
+    let ended = train(&dir);
+    say!("another one: {}", ended.is_ok());
+    std::process::exit(i32::from(ended.is_err()));
 }
 
 fn start(dir: &Path, kind: &str) -> std::process::Child {

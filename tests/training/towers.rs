@@ -85,9 +85,13 @@ fn train(
         .steps_per_epoch(STEPS)
         .max_epoch(1)
         .no_logdir();
-    let trained = launch_train_with_config(config, trainer).unwrap();
-    let names: Vec<String> = trained.session.graph().variables().iter().map(|v| v.name.clone()).collect();
-    names.into_iter().map(|n| (n.clone(), trained.session.read(&n).unwrap())).collect()
+    values(&launch_train_with_config(config, trainer).unwrap().session)
+}
+
+/// Returns all variables by name.
+fn values(session: &Session) -> Vec<(String, HostTensor)> {
+    let names = session.graph().variables().iter().map(|v| v.name.clone());
+    names.map(|n| (n.clone(), session.read(&n).unwrap())).collect()
 }
 
 /// `|a - b| / |b|`.
@@ -232,4 +236,38 @@ fn towers_on_the_null_device_compute_nothing() {
 fn from_config_creates_the_trainer() {
     let trained = SyncMultiGpuTrainer::from_config(small(), 3).train().unwrap();
     assert_eq!(trained.tower.unwrap().towers().training().len(), 3);
+}
+
+/// A linear model whose weights are bf16.
+struct Bf16Weights;
+
+impl ModelDesc for Bf16Weights {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::f32("x", [None, Some(5)]), TensorSpec::f32("y", [None, Some(2)])]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let w = t.variable(VariableSpec::new("w", [5, 2]).dtype(DType::Bf16));
+        let out = inputs[0].cast(DType::Bf16).matmul(w.value()).cast(DType::F32);
+        (out - &inputs[1]).square().mean().named("cost")
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(0.1).boxed()
+    }
+}
+
+#[test]
+fn bf16_variables_train_on_several_towers() {
+    let train = |towers: usize, trainer: SingleCostTrainer| {
+        let config = TrainConfig::new(Bf16Weights, batches(DType::F32, TOTAL / towers));
+        let config = config.steps_per_epoch(STEPS).max_epoch(1).no_logdir();
+        values(&launch_train_with_config(config, trainer).unwrap().session)
+    };
+    let one = train(1, SimpleTrainer::new().into());
+    assert_eq!(one.iter().find(|(name, _)| name == "w").unwrap().1.dtype(), DType::Bf16);
+    for towers in [2, 3] {
+        let several = train(towers, SyncMultiGpuTrainer::new(towers).into());
+        assert_close(&several, &one, 0.02, &format!("{towers} towers"));
+    }
 }

@@ -1,6 +1,7 @@
 //! Towers with different batches in one step: a smaller last batch, images of several sizes.
 
 use crate::towers::{assert_close, distance};
+use tensorpack::ErrorKind;
 use tensorpack::dataflow::{DataFlow, FromFn, FromList};
 use tensorpack::optim::{Optimizer, minimize};
 use tensorpack::prelude::*;
@@ -160,6 +161,61 @@ fn weighted_ragged_batches_train_like_one_large_batch() {
     // The mean of means differs, so the weighting matters.
     let unweighted = train(Pooled { synchronized: true }, ragged(), SyncMultiGpuTrainer::new(2));
     assert!(distance(&unweighted[0].1, &one[0].1) > 1e-4);
+}
+
+/// A model whose cost is a sum, which is 0 without examples.
+struct Summed;
+
+impl ModelDesc for Summed {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::new("x", DType::F64, [None, Some(3)])]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        Linear::new(2).apply(t, "fc", &inputs[0]).square().sum() * 0.01
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(RATE).boxed()
+    }
+}
+
+fn train_summed(
+    batches: Vec<Vec<HostTensor>>,
+    trainer: impl Into<SingleCostTrainer>,
+) -> Vec<(String, HostTensor)> {
+    let config = TrainConfig::new(Summed, FromList::new(batches)).steps_per_epoch(STEPS).max_epoch(1);
+    values(&launch_train_with_config(config.no_logdir(), trainer).unwrap().session)
+}
+
+fn rows(n: usize) -> Vec<HostTensor> {
+    vec![HostTensor::new([n, 3], (0..3 * n).map(|i| (i as f64).sin()).collect()).unwrap()]
+}
+
+/// A tower without examples has weight 0: the step is that of the other tower alone.
+#[test]
+fn weighted_by_batch_ignores_a_tower_without_examples() {
+    let weighted = || SyncMultiGpuTrainer::new(2).weighted_by_batch();
+    let one = train_summed(vec![rows(4)], SimpleTrainer::new());
+    for pair in [vec![rows(4), rows(0)], vec![rows(0), rows(4)]] {
+        assert_close(&train_summed(pair, weighted()), &one, 1e-12, "an empty batch in every step");
+    }
+    // Without any example there is nothing to learn, on one tower as on two.
+    let unchanged = train_summed(vec![rows(0)], SimpleTrainer::new());
+    assert!(distance(&unchanged[0].1, &one[0].1) > 1e-4);
+    assert_close(&train_summed(vec![rows(0), rows(0)], weighted()), &unchanged, 0.0, "no examples");
+}
+
+/// The mean over no examples is undefined, whatever its weight.
+#[test]
+fn weighted_by_batch_cannot_define_the_mean_of_an_empty_batch() {
+    let data = FromList::new(vec![images(0, 3, 6), images(0, 0, 6)]);
+    let config = TrainConfig::new(Pooled { synchronized: false }, data).steps_per_epoch(1).max_epoch(1);
+    let trainer = SyncMultiGpuTrainer::new(2).weighted_by_batch();
+    let e = launch_train_with_config(config.no_logdir(), trainer).err().unwrap();
+    assert_eq!(e.kind(), ErrorKind::Shape, "{e}");
+    assert!(e.message().contains("tower1/Mean"), "{e}");
+    assert!(e.site().unwrap().file.ends_with("uneven_batches.rs"), "{e}");
 }
 
 /// A model whose input has no batch dimension.

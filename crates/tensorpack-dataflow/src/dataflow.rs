@@ -223,7 +223,8 @@ pub trait DataFlow: Send + Sync {
     }
 
     /// Reads every `count`-th sample starting at `index`. Together the `count` shards read every
-    /// sample once.
+    /// sample once. An `index` that is not below `count` is an error when reading starts.
+    #[track_caller]
     fn shard(self, index: u64, count: u64) -> Shard
     where
         Self: Sized + 'static,

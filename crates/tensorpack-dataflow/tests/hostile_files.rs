@@ -118,6 +118,31 @@ fn loops_of_links_in_an_image_folder_are_an_error() {
     assert_eq!(open_folder(&dir).unwrap().len(), 2);
 }
 
+/// Found when the folder is opened, not when a training run comes to that image. A link to a class
+/// that is gone would otherwise shift the labels of the others.
+#[cfg(unix)]
+#[test]
+fn dangling_links_in_an_image_folder_are_errors() {
+    let _alone = alone();
+    use std::os::unix::fs::symlink;
+    for link in ["cat/b.jpg", "cat/more", "ape"] {
+        let dir = image_folder(&["cat/a.jpg", "dog/c.jpg"]);
+        symlink("/no/such/target", dir.path().join(link)).unwrap();
+        let e = open_folder(&dir).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Data, "{link}: {e}");
+        assert!(e.message().contains(link) && e.message().contains("/no/such/target"), "{link}: {e}");
+    }
+    // A file that is no image anyway.
+    let dir = image_folder(&["cat/a.jpg"]);
+    symlink("/no/such/target", dir.path().join("cat/notes.txt")).unwrap();
+    assert_eq!(open_folder(&dir).unwrap().files().len(), 1);
+    // A list names the file, and reading it is the error.
+    fs::write(dir.path().join("list.txt"), "cat/notes.txt 0\n").unwrap();
+    let listed = ImageFolder::from_list(dir.path(), dir.path().join("list.txt")).unwrap();
+    let e = listed.get(0).unwrap_err();
+    assert!(e.message().contains("cat/notes.txt"), "{e}");
+}
+
 #[cfg(unix)]
 #[test]
 fn pipes_and_devices_in_an_image_folder_are_errors() {

@@ -5,11 +5,13 @@ use crate::c_api::{
     PJRT_Program,
 };
 use crate::c_struct::{CStruct, to_string, to_vec};
+use crate::deadline::{DEFAULT_DEADLINE, call_within};
 use crate::plugin::call;
 use crate::{Buffer, CompileOptions, Device, Event, Executable, OptionValue, Plugin, dtype, exit};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// A plugin with the devices that it controls. Buffers, executables and events of the client keep
@@ -70,8 +72,28 @@ impl Drop for Handle {
 impl Client {
     /// Creates a client. The options are the plugin's own, such as `cpu_device_count` (an integer)
     /// of XLA's CPU plugin, or `preallocate` (a boolean) of the CUDA plugin.
+    ///
+    /// A client that is not created within 300 s is an error; see [`Client::new_within`].
     #[doc(alias = "PJRT_Client_Create")]
     pub fn new(plugin: &Arc<Plugin>, options: &[(&str, OptionValue)]) -> Result<Client> {
+        Client::new_within(plugin, options, DEFAULT_DEADLINE)
+    }
+
+    /// Like [`Client::new`], with a deadline. Creating a client may wait for a driver, or for
+    /// another process that uses the devices. After 5 s of waiting, a warning is logged; after the
+    /// deadline, the wait is an error.
+    pub fn new_within(
+        plugin: &Arc<Plugin>,
+        options: &[(&str, OptionValue)],
+        deadline: Duration,
+    ) -> Result<Client> {
+        let options: Vec<_> = options.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
+        let what = format!("a client of the plugin {}", plugin.name());
+        let plugin = plugin.clone();
+        call_within(&what, deadline, move || Client::create(&plugin, &options))
+    }
+
+    fn create(plugin: &Arc<Plugin>, options: &[(String, OptionValue)]) -> Result<Client> {
         let options: Vec<_> = options.iter().map(|(name, value)| value.named(name)).collect();
         let (create_options, num_options) = (options.as_ptr(), options.len());
         // SAFETY: the options live until the call returns.

@@ -43,6 +43,7 @@
 //! | `executable` | [`Executable`], [`Execution`], [`PlannedMemory`] |
 //! | `device`, `buffer`, `download`, `event` | [`Device`], [`Buffer`], [`Download`], [`Event`] |
 //! | `dtype`, `error` | conversion of element types and errors |
+//! | `deadline` | calls of a plugin that may hang |
 //! | `exit` | the end of a process whose devices stopped responding |
 //! | `c_api`, `c_struct` | the C API, generated from its header; what its structs have in common |
 
@@ -51,6 +52,7 @@ mod c_api;
 mod c_struct;
 mod client;
 mod compile_options;
+mod deadline;
 mod device;
 mod discovery;
 mod download;

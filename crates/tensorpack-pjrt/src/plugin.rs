@@ -2,6 +2,7 @@
 
 use crate::c_api::{PJRT_API_MAJOR, PJRT_Api};
 use crate::c_struct::{CStruct, Function};
+use crate::deadline::{DEFAULT_DEADLINE, call_within};
 use crate::error;
 use libloading::Library;
 use std::collections::BTreeMap;
@@ -9,6 +10,7 @@ use std::env;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// The environment variable that sets how much XLA logs to stderr.
@@ -51,8 +53,18 @@ impl Plugin {
     ///
     /// XLA logs to stderr. Unless `TF_CPP_MIN_LOG_LEVEL` is set, the first call silences it: errors
     /// are returned.
+    ///
+    /// A plugin that is not loaded within 300 s is an error; see [`Plugin::open_within`].
     pub fn open(path: &Path) -> Result<Arc<Plugin>> {
-        static OPEN: Mutex<BTreeMap<PathBuf, Arc<Plugin>>> = Mutex::new(BTreeMap::new());
+        Plugin::open_within(path, DEFAULT_DEADLINE)
+    }
+
+    /// Like [`Plugin::open`], with a deadline. After 5 s of waiting, a warning is logged. After the
+    /// deadline the wait is an error, for all later calls, too: the thread that loads the plugin
+    /// cannot be stopped.
+    pub fn open_within(path: &Path, deadline: Duration) -> Result<Arc<Plugin>> {
+        // Plugins that hang are errors, all others that cannot be loaded are tried again.
+        static OPEN: Mutex<BTreeMap<PathBuf, Result<Arc<Plugin>>>> = Mutex::new(BTreeMap::new());
         let file = path.canonicalize().map_err(|e| Error::from(e).within(path.display()))?;
         if !file.is_file() {
             // The loader would wait for a writer of a pipe.
@@ -63,11 +75,15 @@ impl Plugin {
         // map is always whole.
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(plugin) = open.get(&file) {
-            return Ok(plugin.clone());
+            return plugin.clone();
         }
-        let plugin = Arc::new(Plugin::load(&file)?);
-        open.insert(file, plugin.clone());
-        Ok(plugin)
+        let what = format!("the plugin {} to load", path.display());
+        let to_load = file.clone();
+        let plugin = call_within(&what, deadline, move || Plugin::load(&to_load).map(Arc::new));
+        if plugin.as_ref().err().is_none_or(|e| e.kind() == ErrorKind::Deadline) {
+            open.insert(file, plugin.clone());
+        }
+        plugin
     }
 
     fn load(path: &Path) -> Result<Plugin> {

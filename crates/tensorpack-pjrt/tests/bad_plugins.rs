@@ -1,15 +1,14 @@
 //! Files that are not plugins, and plugins that are not supported.
 
-use std::env;
+mod fake_plugin;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use tensorpack_pjrt::{Client, Plugin};
 use tensorpack_tensor::ErrorKind;
 
 /// Builds a plugin of the given version, with a table of `functions` functions that all do nothing.
 fn fake(folder: &Path, name: &str, (major, minor): (i32, i32), functions: usize) -> PathBuf {
-    let source = folder.join(format!("{name}.rs"));
     let text = format!(
         "#[repr(C)]
         pub struct Table {{ size: usize, more: usize, version: [usize; 2], major: i32, minor: i32, functions: [usize; 300] }}
@@ -22,15 +21,7 @@ fn fake(folder: &Path, name: &str, (major, minor): (i32, i32), functions: usize)
             }}))
         }}"
     );
-    fs::write(&source, text).unwrap();
-    let library = folder.join(format!("lib{name}.so"));
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let built = Command::new(rustc)
-        .args(["--edition=2024", "--crate-type=cdylib", "-Cpanic=abort", "-o"])
-        .args([&library, &source])
-        .status();
-    assert!(built.unwrap().success());
-    library
+    fake_plugin::build(folder, name, &text)
 }
 
 #[test]
@@ -52,13 +43,7 @@ fn a_file_that_is_not_a_library_is_an_error() {
 #[test]
 fn a_library_that_is_not_a_plugin_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let source = dir.path().join("other.rs");
-    fs::write(&source, "").unwrap();
-    let library = dir.path().join("libother.so");
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let built = Command::new(rustc).args(["--crate-type=cdylib", "-o"]).args([&library, &source]).status();
-    assert!(built.unwrap().success());
-    let e = Plugin::open(&library).unwrap_err();
+    let e = Plugin::open(&fake_plugin::build(dir.path(), "other", "")).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Argument);
     assert!(e.message().contains("GetPjrtApi"), "{e}");
 }

@@ -35,7 +35,7 @@ pub(super) struct Target {
 impl Target {
     /// Opens the devices of a platform, starting with index `first`.
     pub(super) fn open(platform: Platform, first: usize, options: XlaOptions) -> Result<Target> {
-        let client = clients::client(platform)?;
+        let client = clients::client(platform, options.deadline)?;
         let target = Target { client, options, interrupt: Interrupt::new(), platform, first };
         target.device(0)?;
         Ok(target)

@@ -3,7 +3,7 @@
 use crate::indexed_reader::SequentialReader;
 use crate::{DataFlow, Flow, IndexedReader, Reader, Resume, Sample, Seed, State};
 use std::sync::Arc;
-use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_tensor::{Error, ErrorKind, Result, Site};
 
 /// Reads every `count`-th sample starting at `index`: [`DataFlow::shard`].
 ///
@@ -15,11 +15,14 @@ pub struct Shard {
     index: u64,
     count: u64,
     equal: bool,
+    site: Site,
 }
 
 impl Shard {
+    #[track_caller]
     pub(crate) fn new(inner: impl DataFlow + 'static, index: u64, count: u64) -> Shard {
-        Shard { inner: Arc::new(inner), index, count, equal: false }
+        let site = Site::caller();
+        Shard { inner: Arc::new(inner), index, count, equal: false, site }
     }
 
     /// Gives all shards the same size by dropping up to `count - 1` samples at the end of a pass.
@@ -32,10 +35,12 @@ impl Shard {
     fn check(&self) -> Result<()> {
         let Shard { index, count, equal, .. } = *self;
         if index >= count {
-            return Err(Error::argument(format!("shard: index {index} is out of range for {count} shards")));
+            return Err(Error::argument(format!("shard: index {index} is out of range for {count} shards"))
+                .at(self.site)
+                .note("call shard(index, count) with an index from 0 to count - 1"));
         }
         if equal && self.inner.size().is_none() {
-            return Err(Error::argument("shard: equal() needs an input with a known size"));
+            return Err(Error::argument("shard: equal() needs an input with a known size").at(self.site));
         }
         Ok(())
     }
@@ -48,7 +53,9 @@ impl Shard {
 impl DataFlow for Shard {
     fn size(&self) -> Option<u64> {
         let size = self.inner.size()?;
-        let even = size.checked_div(self.count)?;
+        // No shards are an error that `open` reports. If the size were unknown, trainers would
+        // complain about that first.
+        let Some(even) = size.checked_div(self.count) else { return Some(size) };
         let one_more = !self.equal && size % self.count > self.index;
         Some(even + u64::from(one_more))
     }

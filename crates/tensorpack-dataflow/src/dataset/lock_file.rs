@@ -68,7 +68,9 @@ mod tests {
         let held = lock_file(&path, "download x").unwrap();
         let file = File::create(&path).unwrap();
         let wait = |deadline| wait_for_lock(&file, &path, "download x", deadline / 2, deadline);
+        let started = Instant::now();
         let e = wait(Duration::from_millis(100)).unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(5), "{e}");
         assert_eq!(e.kind(), ErrorKind::Deadline);
         assert!(e.message().contains("download x") && e.message().contains(".lock"), "{e}");
         thread::scope(|scope| {

@@ -28,13 +28,19 @@ impl ImageFolder {
     /// Classes are numbered in alphabetical order of the folder names; files are sorted by path.
     ///
     /// Symbolic links are followed. Links that lead to the same folder twice within a class are an
-    /// error, and so are images that are not regular files.
+    /// error, and so are links to nothing and images that are not regular files.
     #[doc(alias = "folders")]
     pub fn open(root: impl AsRef<Path>) -> Result<ImageFolder> {
         let root = root.as_ref();
         let mut classes = Vec::new();
         let mut files = Vec::new();
-        for (folder, _) in read_dir_sorted(root)?.into_iter().filter(|(_, kind)| *kind == Kind::Folder) {
+        for (folder, kind) in read_dir_sorted(root)? {
+            match kind {
+                Kind::Folder => {}
+                // It may be a class, without which others would have another label.
+                Kind::Dangling => return Err(dangling(&folder)),
+                Kind::File | Kind::Other => continue,
+            }
             let label = classes.len() as i32;
             classes.push(file_name(&folder));
             let mut images = Vec::new();
@@ -117,8 +123,11 @@ fn find_images(folder: &Path, images: &mut Vec<PathBuf>, visited: &mut HashSet<P
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_lowercase();
         match kind {
             Kind::Folder => find_images(&path, images, visited)?,
+            // It may be a folder.
+            Kind::Dangling if extension.is_empty() => return Err(dangling(&path)),
             _ if !IMAGE_EXTENSIONS.contains(&&extension[..]) => {}
             Kind::File => images.push(path),
+            Kind::Dangling => return Err(dangling(&path)),
             Kind::Other => {
                 let why = format!("{} is not a regular file", path.display());
                 return Err(Error::argument(why).note("remove it from the images"));
@@ -128,6 +137,13 @@ fn find_images(folder: &Path, images: &mut Vec<PathBuf>, visited: &mut HashSet<P
     Ok(())
 }
 
+/// Returns the error for a symbolic link to nothing.
+fn dangling(link: &Path) -> Error {
+    let target = fs::read_link(link).unwrap_or_default();
+    let why = format!("{} is a symbolic link to {}, which cannot be read", link.display(), target.display());
+    Error::new(ErrorKind::Data, why).note("restore what it points to, or remove the link")
+}
+
 /// The kind of a directory entry, with symbolic links followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
@@ -135,6 +151,8 @@ enum Kind {
     File,
     /// A pipe, a socket or a device.
     Other,
+    /// A symbolic link to nothing.
+    Dangling,
 }
 
 impl From<FileType> for Kind {
@@ -158,9 +176,9 @@ fn read_dir_sorted(folder: &Path) -> Result<Vec<(PathBuf, Kind)>> {
             continue;
         }
         // `file_type` comes with the listing, which saves a `stat` per file; only symbolic links
-        // need one. A link to nothing counts as a file: reading it is the error.
+        // need one.
         let kind = match kind.is_symlink() {
-            true => fs::metadata(&path).map_or(Kind::File, |meta| meta.file_type().into()),
+            true => fs::metadata(&path).map_or(Kind::Dangling, |meta| meta.file_type().into()),
             false => kind.into(),
         };
         paths.push((path, kind));
