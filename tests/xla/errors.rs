@@ -14,12 +14,12 @@ const DEVICE: &str = "TENSORPACK_TEST_DEVICE";
 fn child_that_opens_a_session() {
     if let Ok(device) = std::env::var(DEVICE) {
         let options = SessionOptions { device: device.parse().unwrap(), ..SessionOptions::default() };
-        let e = Session::with(Graph::new().freeze().unwrap(), options).expect_err("there is no such plugin");
+        let e = Session::with(Graph::new().freeze().unwrap(), options).expect_err("the plugin is missing");
         println!("{:?}: {e}", e.kind());
     }
 }
 
-/// Returns the error of opening `device` if the only plugin is `plugin`.
+/// Returns the error of opening `device` when `plugin` is the only plugin.
 fn error_without_plugins(device: &str, plugin: Option<&Path>, empty: &Path) -> String {
     let mut command = child("errors::child_that_opens_a_session");
     for variable in ["TENSORPACK_PJRT_PLUGIN", "PJRT_NAMES_AND_LIBRARY_PATHS", "VIRTUAL_ENV", "PYTHONPATH"] {
