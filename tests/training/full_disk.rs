@@ -69,7 +69,7 @@ fn events(dir: &Path) -> u64 {
 }
 
 #[test]
-fn statistics_of_a_time_without_space_are_written_later() {
+fn statistics_are_written_once_a_full_disk_has_space_again() {
     let (whole, full) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(whole.path(), None).unwrap();
     let output = processes::alone("full_disk::child", full.path());

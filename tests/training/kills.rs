@@ -27,7 +27,7 @@ use tensorpack::tensor::CounterRng;
 
 const DIR: &str = "TENSORPACK_TEST_RUN";
 const SLOW: &str = "TENSORPACK_TEST_SLOW";
-/// How long the child waits at the place that [`SLOW`] names.
+/// How long the child waits at the point that [`SLOW`] names.
 const WAIT: Duration = Duration::from_millis(400);
 const EPOCHS: u64 = 3;
 const STEPS: u64 = 12;
@@ -68,7 +68,7 @@ impl ModelDesc for Net {
     }
 }
 
-/// Saves every few steps, counts runs, and sleeps where an environment variable tells it to.
+/// Saves every few steps, counts runs, and sleeps at the point that an environment variable names.
 #[derive(Default)]
 struct Often {
     runs: u64,
@@ -155,7 +155,7 @@ fn child() {
 
 /// Returns the command that trains in a directory.
 pub(crate) fn command(dir: &Path) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+    let mut command = Command::new(std::env::current_exe().expect("the path of this test binary"));
     command
         .args(["--exact", "kills::child", "--nocapture"])
         .env(DIR, dir)
@@ -188,9 +188,9 @@ pub(crate) fn finish(dir: &Path) {
 
 pub(crate) fn assert_same(dir: &Path, whole: &Outcome, what: &str) {
     let found = outcome(dir);
-    assert_eq!(found.1, whole.1, "{what}: other statistics");
+    assert_eq!(found.1, whole.1, "{what}: different statistics");
     for (name, bytes) in &whole.0 {
-        assert!(found.0[name] == *bytes, "{what}: {name} has other bytes");
+        assert!(found.0[name] == *bytes, "{what}: {name} has different bytes");
     }
     assert_eq!(found.0.len(), whole.0.len());
 }
@@ -207,7 +207,7 @@ pub(crate) fn uninterrupted(root: &Path) -> Outcome {
 fn wait_for(file: &Path, text: &str) {
     let begun = Instant::now();
     while !std::fs::read_to_string(file).unwrap_or_default().contains(text) {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{text:?} never came to {}", file.display());
+        assert!(begun.elapsed() < Duration::from_secs(60), "{text:?} never appeared in {}", file.display());
         std::thread::sleep(Duration::from_millis(2));
     }
 }
