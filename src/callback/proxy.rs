@@ -107,9 +107,9 @@ pub trait ProxyCallback {
         self.inner().reads()
     }
 
-    /// Forwards [`Callback::makes`].
-    fn makes(&self) -> Vec<Statistic> {
-        self.inner().makes()
+    /// Forwards [`Callback::produces`].
+    fn produces(&self) -> Vec<Statistic> {
+        self.inner().produces()
     }
 
     /// Forwards [`Callback::state`].
@@ -178,8 +178,8 @@ impl<P: ProxyCallback> Callback for P {
         ProxyCallback::reads(self)
     }
 
-    fn makes(&self) -> Vec<Statistic> {
-        ProxyCallback::makes(self)
+    fn produces(&self) -> Vec<Statistic> {
+        ProxyCallback::produces(self)
     }
 
     fn state(&self) -> Value {
@@ -230,7 +230,7 @@ mod tests {
                     self.0.borrow_mut().insert("reads");
                     vec![Statistic::new("read", When::Epoch)]
                 }
-                fn makes(&self) -> Vec<Statistic> {
+                fn produces(&self) -> Vec<Statistic> {
                     self.0.borrow_mut().insert("makes");
                     vec![Statistic::new("made", When::Run), Statistic::new("late", When::Epoch)]
                 }
@@ -284,11 +284,16 @@ mod tests {
     /// Calls every hook once, at the end of the first epoch of one step.
     fn call_all(callback: &mut dyn Callback) {
         let graph = Graph::new();
-        let (mut declared, mut along) = (Vec::new(), Vec::new());
-        let mut g =
-            GraphCx { graph: &graph, tower: None, declared: &mut declared, along: &mut along, logdir: None };
+        let (mut declared, mut step_ops) = (Vec::new(), Vec::new());
+        let mut g = GraphCx {
+            graph: &graph,
+            tower: None,
+            declared: &mut declared,
+            step_ops: &mut step_ops,
+            logdir: None,
+        };
         callback.setup_graph(&mut g).unwrap();
-        let _ = (callback.name(), callback.reads(), callback.makes());
+        let _ = (callback.name(), callback.reads(), callback.produces());
         let state = callback.state();
         callback.load_state(&state).unwrap();
         let mut state = TrainState::empty();
@@ -353,7 +358,7 @@ mod tests {
         let by_steps = PeriodicTrigger::new(Recorder::default()).every_k_steps(2);
         assert_eq!(Callback::reads(&by_steps), [Statistic::new("read", When::Step)]);
         let made = [Statistic::new("made", When::Run), Statistic::new("late", When::Step)];
-        assert_eq!(Callback::makes(&by_steps), made);
+        assert_eq!(Callback::produces(&by_steps), made);
         let by_epochs = PeriodicTrigger::new(Recorder::default()).every_k_epochs(2);
         assert_eq!(Callback::reads(&by_epochs), [Statistic::new("read", When::Epoch)]);
     }

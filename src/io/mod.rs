@@ -12,7 +12,7 @@ mod tensor_file;
 mod session_init;
 
 pub use checkpoint::Checkpoint;
-pub use checkpoint_store::{CheckpointStore, Keep, Saved};
+pub use checkpoint_store::{CheckpointInfo, CheckpointStore, Keep};
 pub(crate) use disk::failed;
 pub use disk::{DirEntry, Disk, OpenFile, Parts, RealDisk};
 use matching::Source;
