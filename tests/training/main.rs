@@ -1,6 +1,7 @@
 //! Tests of the public training interface.
 
 mod asynchronous;
+mod boundary_signal;
 mod callback_state;
 #[path = "../checkpoints/crash_disk.rs"]
 mod crash_disk;

@@ -1,5 +1,6 @@
 //! A resumed run calls the callbacks for exactly the remaining steps.
 
+use crate::boundary_signal::InterruptedAtTheBoundary;
 use crate::life_cycle::{Recorder, TWO_EPOCHS};
 use crate::models::{Line, line};
 use crate::processes;
@@ -92,22 +93,10 @@ fn resumes_after_a_save_in_the_last_step() {
     assert_eq!(results(&trained, dir.path()), uninterrupted());
 }
 
-/// Changes a variable at the epoch boundary, and then receives a signal.
-struct InterruptedAtTheEnd;
-
-impl Callback for InterruptedAtTheEnd {
-    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        let bias = cx.session().read("fc/b")?;
-        cx.session().write("fc/b", &HostTensor::new(bias.sizes().to_vec(), vec![7f32; bias.len()])?)?;
-        cx.interrupt().set(libc::SIGTERM);
-        cx.check_interrupt()
-    }
-}
-
 #[test]
 fn child() {
     if let Some(dir) = processes::dir() {
-        let config = config(&dir, &Recorder::default()).callback(InterruptedAtTheEnd);
+        let config = config(&dir, &Recorder::default()).callback(InterruptedAtTheBoundary);
         panic!("training continued: {:?}", train(config).map(|t| t.ended));
     }
 }

@@ -2,6 +2,8 @@
 //! or fails if `TENSORPACK_REQUIRE_PLUGIN` is set.
 
 mod ahead;
+#[path = "../training/boundary_signal.rs"]
+mod boundary_signal;
 mod compile;
 mod errors;
 mod feeds;

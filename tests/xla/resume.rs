@@ -1,5 +1,6 @@
 //! Training on XLA is reproducible to the bit, and so is training that was interrupted and resumed.
 
+use crate::boundary_signal::InterruptedAtTheBoundary;
 use crate::compile::latest;
 use crate::{child, device};
 use std::os::unix::process::ExitStatusExt;
@@ -98,18 +99,6 @@ fn repeated_and_resumed_runs_are_bit_identical() {
 }
 
 const INTERRUPTED_DIR: &str = "TENSORPACK_TEST_INTERRUPTED";
-
-/// Writes a variable at the epoch boundary, and then receives a signal.
-struct InterruptedAtTheBoundary;
-
-impl Callback for InterruptedAtTheBoundary {
-    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        let bias = cx.session().read("fc/b")?;
-        cx.session().write("fc/b", &HostTensor::new(bias.sizes().to_vec(), vec![7f32; bias.len()])?)?;
-        cx.interrupt().set(libc::SIGTERM);
-        cx.check_interrupt()
-    }
-}
 
 /// The child process: a run doubles all weights at the first boundary, and a write changes one more.
 #[test]
