@@ -38,7 +38,7 @@ impl CustomKernel for Wait {
 /// A fork whose update overflows changes nothing, although another fork's update succeeded
 /// meanwhile.
 #[test]
-fn an_update_that_overflows_is_not_made() {
+fn an_update_that_overflows_is_not_applied() {
     let graph = Graph::new();
     let w = TowerContext::training(&graph).variable(VariableSpec::new("w", [300]));
     let x = graph.placeholder(&TensorSpec::f32("x", []));

@@ -213,7 +213,7 @@ mod tests {
     macro_rules! recorder {
         ($($hook:ident($cx:ty))*) => {
             const HOOKS: &[&str] =
-                &["name", "collect", "reads", "makes", "state", "load_state", $(stringify!($hook)),*];
+                &["name", "collect", "reads", "produces", "state", "load_state", $(stringify!($hook)),*];
 
             // The lint makes sure that no hook is missing here.
             #[deny(clippy::missing_trait_methods)]
@@ -231,8 +231,8 @@ mod tests {
                     vec![Statistic::new("read", When::Epoch)]
                 }
                 fn produces(&self) -> Vec<Statistic> {
-                    self.0.borrow_mut().insert("makes");
-                    vec![Statistic::new("made", When::Run), Statistic::new("late", When::Epoch)]
+                    self.0.borrow_mut().insert("produces");
+                    vec![Statistic::new("produced", When::Run), Statistic::new("late", When::Epoch)]
                 }
                 fn state(&self) -> Value {
                     self.0.borrow_mut().insert("state");
@@ -357,7 +357,7 @@ mod tests {
     fn statistics_of_triggers_move_to_steps() {
         let by_steps = PeriodicTrigger::new(Recorder::default()).every_k_steps(2);
         assert_eq!(Callback::reads(&by_steps), [Statistic::new("read", When::Step)]);
-        let made = [Statistic::new("made", When::Run), Statistic::new("late", When::Step)];
+        let made = [Statistic::new("produced", When::Run), Statistic::new("late", When::Step)];
         assert_eq!(Callback::produces(&by_steps), made);
         let by_epochs = PeriodicTrigger::new(Recorder::default()).every_k_epochs(2);
         assert_eq!(Callback::reads(&by_epochs), [Statistic::new("read", When::Epoch)]);

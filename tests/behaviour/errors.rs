@@ -322,9 +322,9 @@ fn no_node_points_at_a_line_of_the_library() {
     assert_users_lines("resnet", models::small_resnet().graph);
     let g = Graph::new();
     let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(6)]));
-    let made = [Tensor::relu, Tensor::silu, Tensor::mean].map(|f| f(&x));
+    let results = [Tensor::relu, Tensor::silu, Tensor::mean].map(|f| f(&x));
     let parts = x.unstack(0).iter().map(Tensor::square).collect::<Vec<_>>();
-    let cost = g.stack(&parts, 1).mean_axes(&[0]).sum() + &made[2];
+    let cost = g.stack(&parts, 1).mean_axes(&[0]).sum() + &results[2];
     gradients(&cost, &[&x]).unwrap();
     assert_users_lines("function pointers", g);
 }

@@ -88,7 +88,7 @@ const BALLAST: &str = "ballast";
 const DISK_MB: u64 = 64;
 
 /// In a child process with [`FILL`]: fills the disk of `dir` with a file, first to a random level,
-/// then slowly, and takes whatever becomes free.
+/// then slowly, and takes all space that becomes free.
 pub(crate) fn fill(dir: &Path) {
     let Some(case) = std::env::var(FILL).ok().and_then(|n| n.parse::<u64>().ok()) else { return };
     let rng = random("full disks");

@@ -223,7 +223,7 @@ fn try_all(what: &'static str, right: fn(&str, &str, usize) -> bool) {
 fn a_tower_that_stalls_is_named_and_the_process_ends() {
     try_all("stall", |text, waited_for, tower| {
         let waited = match waited_for {
-            "the end" => "tower 0 did not come to the end within 2 s of the others".to_string(),
+            "the end" => "tower 0 did not finish within 2 s of the others".to_string(),
             _ => format!("waited 2 s at {waited_for} for the others"),
         };
         text.contains(&waited)

@@ -85,7 +85,7 @@ fn slow(place: &str) {
     }
 }
 
-/// The file that says that the child waits.
+/// The file that marks that the child waits.
 const WAITING: &str = "waiting";
 
 impl Callback for Often {
@@ -324,7 +324,7 @@ fn a_signal_saves_and_terminates_with_that_signal() {
     let root = tempfile::tempdir().unwrap();
     let whole = uninterrupted(root.path());
     let rng = random("signals");
-    // How often a run comes to each place.
+    // How often a run reaches each point.
     let places =
         [("step", EPOCHS * STEPS), ("evaluation", EPOCHS * 5), ("data", EPOCHS * STEPS), ("save", 9)];
     for (i, (place, times)) in places.into_iter().enumerate() {
