@@ -216,7 +216,8 @@ fn check_case(case: &Value, float: DType, engine: &SessionOptions, tolerance: f6
         .map(|(k, (seed, y))| feed(&graph, format!("seed{k}"), float, &counts(&y["shape"]), &floats(seed)))
         .collect();
     let cost = weighted(&outputs, &seeds);
-    // Requests the listed gradients and pairs each with its expected value; a missing one must be zeros.
+    // Requests the listed gradients and pairs each with its expected value; a missing one must be
+    // zeros.
     let listed =
         |cost: &Tensor, of: &[Tensor], right: &Value, what: &str| -> Vec<(String, Tensor, Vec<f64>)> {
             let right: Vec<(usize, Vec<f64>)> = list(right)

@@ -1,11 +1,11 @@
 //! Tests of every operation over random shapes, strides and attributes.
 //!
 //! Comparisons form a chain. It starts at the reference interpreter, which computes each operation
-//! from its definition in f64. The plain loops of the CPU engine agree with it in f64: outputs, gradients
-//! and second gradients. The fast loops of each instruction set of this machine agree with the
-//! plain ones, in f64 and in f32. Gradients and second gradients agree with finite differences. The
-//! cases are at the end of each operation's file. A test fails if an operation of `src/ops` has no
-//! case.
+//! from its definition in f64. The plain loops of the CPU engine agree with it in f64: outputs,
+//! gradients and second gradients. The fast loops of each instruction set of this machine agree
+//! with the plain ones, in f64 and in f32. Gradients and second gradients agree with finite
+//! differences. The cases are at the end of each operation's file. A test fails if an operation of
+//! `src/ops` has no case.
 //!
 //! Each case runs [`trials`] times. `TENSORPACK_TEST_CASES` changes the number; the default keeps a
 //! debug build under a minute. `TENSORPACK_TEST_OP=Conv` runs only the cases whose names contain

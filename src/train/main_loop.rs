@@ -277,7 +277,8 @@ impl MainLoop<'_> {
         self.plan.collect(&self.state.session, self.callbacks)
     }
 
-    /// Ends training after a signal. `before` is the state to save; without it the last checkpoint is kept.
+    /// Ends training after a signal. `before` is the state to save; without it the last checkpoint
+    /// is kept.
     fn end_by_signal(&mut self, before: Option<HostState>) -> Result<Ended> {
         let signal = self.state.interrupt.signal().unwrap_or_default();
         if let Some(before) = before {

@@ -1,5 +1,5 @@
-//! Asynchronous dispatch: a step is launched before the previous one has finished. Only the order of
-//! hooks shows it.
+//! Asynchronous dispatch: a step is launched before the previous one has finished. Only the order
+//! of hooks shows it.
 
 use crate::device;
 use std::sync::{Arc, Mutex};

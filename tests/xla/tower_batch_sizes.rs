@@ -1,5 +1,5 @@
-//! Towers with batches of different sizes. Without all-reduces each tower runs its own program; with
-//! them the batch sizes must be equal.
+//! Towers with batches of different sizes. Without all-reduces each tower runs its own program;
+//! with them the batch sizes must be equal.
 
 use crate::{device, devices};
 use tensorpack::ErrorKind;

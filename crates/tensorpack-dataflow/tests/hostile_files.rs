@@ -1,5 +1,5 @@
-//! Files made to waste time or memory: loops of links, devices, and headers with sizes that the data
-//! does not have. Each must be an error within seconds and without much memory.
+//! Files made to waste time or memory: loops of links, devices, and headers with sizes that the
+//! data does not have. Each must be an error within seconds and without much memory.
 
 use std::fs;
 use std::path::Path;

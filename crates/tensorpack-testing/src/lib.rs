@@ -1,5 +1,5 @@
-//! For tensorpack's own tests: loads plugins, reports skipped tests, sets the number of cases, checks
-//! messages and measures memory.
+//! For tensorpack's own tests: loads plugins, reports skipped tests, sets the number of cases,
+//! checks messages and measures memory.
 //!
 //! libtest cannot skip a test at run time, so a test that finds no plugin or tool passes. It calls
 //! [`skip`] before it returns. That writes the test's name and the reason to standard error and to

@@ -74,8 +74,8 @@ impl<'a> FiniteChecks<'a> {
         self.slots.get(&b).map(|&slot| Checked { elements, slot, finite }).into_iter().collect()
     }
 
-    /// Returns the checks of an output of a fused update: the elements of its members, without the padding
-    /// between them.
+    /// Returns the checks of an output of a fused update: the elements of its members, without the
+    /// padding between them.
     pub(super) fn of_fused_update(&self, update: &FusedUpdate, output: usize) -> Vec<Checked> {
         let mut checked = Vec::new();
         let mut from = 0;

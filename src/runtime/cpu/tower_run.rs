@@ -216,8 +216,8 @@ impl TowerRun {
         any
     }
 
-    /// Returns whether a fused update records the extremes of its outputs: if it is small, or if no proof
-    /// bounds them.
+    /// Returns whether a fused update records the extremes of its outputs: if it is small, or if no
+    /// proof bounds them.
     fn measures(&self, update: usize) -> bool {
         let elements = self.plan.steps[self.plan.commit_from + update].outputs[0].1;
         elements <= SMALL_UPDATE || !self.proven[update]
