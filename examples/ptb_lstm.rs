@@ -141,7 +141,7 @@ impl Callback for Perplexity {
         TEXTS.map(|text| Statistic::new(format!("{text}_cost"), When::Epoch)).into()
     }
 
-    fn makes(&self) -> Vec<Statistic> {
+    fn produces(&self) -> Vec<Statistic> {
         TEXTS.map(|text| Statistic::new(format!("{text}_perplexity"), When::Epoch)).into()
     }
 }

@@ -38,7 +38,7 @@ impl CustomKernel for Wait {
 /// A fork whose update overflows changes nothing, although another fork's update succeeded
 /// meanwhile.
 #[test]
-fn an_update_that_overflows_is_not_made() {
+fn an_update_that_overflows_is_not_applied() {
     let graph = Graph::new();
     let w = TowerContext::training(&graph).variable(VariableSpec::new("w", [300]));
     let x = graph.placeholder(&TensorSpec::f32("x", []));
@@ -83,7 +83,7 @@ fn a_run_computes_on_a_snapshot_and_loses_no_update() {
         // Gradient 1: v = 1, w = 1 - 0.5. Then gradient 0.5: v = 1, w = 0.
         for _ in 0..2 {
             fast.run(&[&step], &[("x", &one)]).unwrap();
-            assert_eq!(fast.behind().unwrap(), 0);
+            assert_eq!(fast.staleness().unwrap(), 0);
         }
         assert_eq!(session.read("w").unwrap(), HostTensor::scalar(0f32));
         session.write("w", &HostTensor::scalar(0.25f32)).unwrap();
@@ -92,13 +92,13 @@ fn a_run_computes_on_a_snapshot_and_loses_no_update() {
         assert_eq!(run.join().unwrap().unwrap(), HostTensor::scalar(-1f32 - 0.375));
     });
     // The gradient is 2, of the weight 1 that it began with: v = 0.5 + 2, w = 0.25 - 0.5 * 2.5.
-    assert_eq!(slow.behind().unwrap(), 2);
+    assert_eq!(slow.staleness().unwrap(), 2);
     assert_eq!(session.read("w/momentum").unwrap(), HostTensor::scalar(2.5f32));
     assert_eq!(session.read("w").unwrap(), HostTensor::scalar(-1f32));
     // The session itself, and the next run of a fork, read the current values.
     session.write("w", &HostTensor::scalar(8f32)).unwrap();
     slow.run(&[&step], &[("x", &one)]).unwrap();
-    assert_eq!(slow.behind().unwrap(), 0);
+    assert_eq!(slow.staleness().unwrap(), 0);
     assert_eq!(slow.read("w").unwrap(), HostTensor::scalar(8f32 - 0.5 * (0.5 * 2.5 + 8.0)));
 }
 

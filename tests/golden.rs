@@ -98,7 +98,7 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Vec<Tensor> {
         "sigmoid" => x[0].sigmoid(),
         "relu" => x[0].relu(),
         "square" => x[0].square(),
-        // The maximum shares its gradient where both are equal, which is what softplus has at 0.
+        // A maximum of equal operands splits its gradient, which matches that of softplus at 0.
         "softplus" => x[0].maximum(&zero(&x[0])) + (-x[0].abs()).exp().log1p(),
         "erf" => x[0].erf(),
         "sin" => x[0].sin(),
@@ -216,7 +216,8 @@ fn check_case(case: &Value, float: DType, engine: &SessionOptions, tolerance: f6
         .map(|(k, (seed, y))| feed(&graph, format!("seed{k}"), float, &counts(&y["shape"]), &floats(seed)))
         .collect();
     let cost = weighted(&outputs, &seeds);
-    // Asks for the gradients that are listed, and pairs each with its right value; one there is not must be zeros.
+    // Requests the listed gradients and pairs each with its expected value; a missing one must be
+    // zeros.
     let listed =
         |cost: &Tensor, of: &[Tensor], right: &Value, what: &str| -> Vec<(String, Tensor, Vec<f64>)> {
             let right: Vec<(usize, Vec<f64>)> = list(right)
@@ -302,7 +303,8 @@ fn session(graph: Graph, engine: &SessionOptions) -> tensorpack::Result<Session>
 
 fn check_close(what: &str, found: &[f64], right: &[f64], tolerance: f64) {
     assert_eq!(found.len(), right.len(), "{what}: elements");
-    // What sums of larger numbers leave is as inexact as those; but one huge element excuses no other.
+    // A difference of large numbers is only as exact as they are, but one huge element must not
+    // widen the tolerance of the others.
     let scale = right.iter().fold(1.0, |m: f64, v| m.max(v.abs())).min(100.0);
     for (k, (a, b)) in found.iter().zip(right).enumerate() {
         assert!((a - b).abs() <= tolerance * scale.max(b.abs()), "{what}: element {k} is {a}, not {b}");

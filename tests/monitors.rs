@@ -79,7 +79,7 @@ fn an_interrupted_run_writes_the_same_bytes() {
         run(&mut monitors, 0, saved_at);
         monitors.sync();
         let state: Value = serde_json::from_str(&monitors.state().to_string()).unwrap();
-        // What came after the checkpoint is to be done again.
+        // Records after the checkpoint are written again.
         monitors.put_scalar("stray", 1.0);
         run(&mut monitors, saved_at, (saved_at + 7).min(23));
         drop(monitors);
@@ -93,7 +93,7 @@ fn an_interrupted_run_writes_the_same_bytes() {
 }
 
 #[test]
-fn what_a_step_put_before_a_checkpoint_is_not_lost() {
+fn values_put_before_a_checkpoint_are_not_lost() {
     let dir = tempfile::tempdir().unwrap();
     let mut monitors = json_monitors(dir.path(), None, at(0, 0));
     monitors.set_moment(at(1, 5));
@@ -122,7 +122,7 @@ fn files_of_an_older_run_are_moved_aside() {
 }
 
 #[test]
-fn a_file_that_lost_its_end_goes_on_after_its_last_whole_line() {
+fn a_truncated_file_continues_after_its_last_whole_line() {
     let dir = tempfile::tempdir().unwrap();
     let mut monitors = json_monitors(dir.path(), None, at(0, 0));
     run(&mut monitors, 0, 5);
@@ -137,7 +137,7 @@ fn a_file_that_lost_its_end_goes_on_after_its_last_whole_line() {
 }
 
 #[test]
-fn without_a_directory_training_goes_on() {
+fn training_continues_without_a_directory() {
     let mut monitors = Monitors::new();
     monitors.add(JsonWriter::new());
     monitors.add(EventWriter::new());
@@ -161,7 +161,7 @@ fn event_files(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn every_start_makes_an_event_file_that_sorts_last() {
+fn every_start_creates_an_event_file_that_sorts_last() {
     let dir = tempfile::tempdir().unwrap();
     let mut seen = Vec::new();
     for _ in 0..3 {
@@ -197,7 +197,7 @@ fn small_graph() -> tensorpack::graph::Frozen {
 }
 
 #[test]
-fn tensorboard_sees_what_was_put() {
+fn tensorboard_reads_the_values_that_were_put() {
     let dir = tempfile::tempdir().unwrap();
     let graph = small_graph();
     let mut monitors = events(dir.path(), None, at(0, 0));
@@ -215,7 +215,7 @@ fn tensorboard_sees_what_was_put() {
     }
     monitors.end_epoch();
     monitors.sync();
-    // The run stops at step 30, goes on from a checkpoint at 20, and is told to forget the rest.
+    // The run stops at step 30, resumes from a checkpoint at 20, and discards the later records.
     let state = monitors.state();
     drop(monitors);
     let mut monitors = events(dir.path(), Some(&state), at(1, 20));
@@ -262,7 +262,7 @@ fn run_events(monitors: &mut Monitors, from: u64, to: u64) {
 }
 
 #[test]
-fn what_comes_after_a_checkpoint_is_taken_back() {
+fn records_after_a_checkpoint_are_discarded_on_resume() {
     let dir = tempfile::tempdir().unwrap();
     let mut monitors = events(dir.path(), None, at(0, 0));
     run_events(&mut monitors, 0, 3);
@@ -292,7 +292,7 @@ fn what_comes_after_a_checkpoint_is_taken_back() {
 }
 
 #[test]
-fn tensorboard_forgets_an_older_run() {
+fn tensorboard_discards_an_older_run() {
     let dir = tempfile::tempdir().unwrap();
     for value in [1.0, 2.0] {
         let mut monitors = events(dir.path(), None, at(0, 0));

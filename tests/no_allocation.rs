@@ -12,28 +12,28 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: everything is left to the system's allocator.
+// SAFETY: all calls are forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller upholds the contract of this function.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller upholds the contract of this function.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller upholds the contract of this function.
         unsafe { System.realloc(at, layout, size) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller upholds the contract of this function.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -41,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-// One test, not three: another test beside it would be counted too.
+// A single test, because the allocations of a concurrent test would be counted, too.
 #[test]
 fn steps_after_the_second_allocate_nothing() {
     let made = [("mlp", models::mlp()), ("mnist", models::mnist()), ("resnet", models::small_resnet())];

@@ -1,5 +1,5 @@
-//! Random numbers: their distributions in both float types, and that k towers draw the numbers that
-//! one tower would draw for all their examples.
+//! Random numbers: their distributions in both float types. Also checks that k towers draw the
+//! numbers that one tower would draw for all their examples.
 
 use tensorpack::prelude::*;
 use tensorpack::tower::Mode;
@@ -12,7 +12,7 @@ fn numbers(random: Random) -> Vec<f64> {
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     let first = session.run(&[&drawn], &[]).unwrap().remove(0);
     let second = session.run(&[&drawn], &[]).unwrap().remove(0);
-    assert_ne!(first, second, "every run draws anew");
+    assert_ne!(first, second, "every run draws new numbers");
     first.to_f64_vec()
 }
 
@@ -25,7 +25,7 @@ fn moments(x: &[f64]) -> [f64; 4] {
     [mean, variance, central(3) / variance.powf(1.5), central(4) / variance.powi(2)]
 }
 
-fn share(x: &[f64], test: impl Fn(f64) -> bool) -> f64 {
+fn fraction(x: &[f64], test: impl Fn(f64) -> bool) -> f64 {
     x.iter().filter(|&&v| test(v)).count() as f64 / x.len() as f64
 }
 
@@ -46,7 +46,7 @@ fn uniform() {
 }
 
 #[test]
-fn normal_to_its_tails() {
+fn normal_including_its_tails() {
     for dtype in [DType::F32, DType::F64] {
         let x: Vec<f64> =
             numbers(Random::normal(2.0, 0.5).dtype(dtype)).iter().map(|v| (v - 2.0) / 0.5).collect();
@@ -55,10 +55,10 @@ fn normal_to_its_tails() {
         for (z, beyond) in [(0.5f64, 0.308_537_5), (1.0, 0.158_655_3), (2.0, 0.022_750_1), (3.0, 0.001_349_9)]
         {
             let within = 5.0 * (beyond / 1e6f64).sqrt();
-            check("above", &[share(&x, |v| v > z)], &[beyond], within);
-            check("below", &[share(&x, |v| v < -z)], &[beyond], within);
+            check("above", &[fraction(&x, |v| v > z)], &[beyond], within);
+            check("below", &[fraction(&x, |v| v < -z)], &[beyond], within);
         }
-        assert!(x.iter().any(|v| v.abs() > 4.5), "a million numbers reach that far");
+        assert!(x.iter().any(|v| v.abs() > 4.5), "a million samples reach 4.5 deviations");
     }
 }
 
@@ -71,11 +71,11 @@ fn truncated_normal_stays_within_two_deviations() {
             .iter()
             .map(|v| (v - 2.0) / 0.5)
             .collect();
-        assert!(x.iter().all(|v| v.abs() <= 2.0 + 1e-6), "none is outside");
+        assert!(x.iter().all(|v| v.abs() <= 2.0 + 1e-6), "a value is more than two deviations from the mean");
         check("truncated", &moments(&x)[..3], &[0.0, variance, 0.0], 0.01);
         for (z, beyond) in [(0.5f64, 0.308_537_5), (1.0, 0.158_655_3), (1.5, 0.066_807_2)] {
             let right = (beyond - 0.022_750_1) / left;
-            check("above", &[share(&x, |v| v > z)], &[right], 5.0 * (right / 1e6f64).sqrt());
+            check("above", &[fraction(&x, |v| v > z)], &[right], 5.0 * (right / 1e6f64).sqrt());
         }
     }
 }
@@ -97,7 +97,7 @@ fn dropout_of_every_float_type_keeps_the_mean() {
         let kept = ones.dropout(0.25).cast(DType::F64);
         let session = Session::new(graph.freeze().unwrap()).unwrap();
         let x = session.run(&[&kept], &[]).unwrap()[0].to_f64_vec();
-        check("zeros", &[share(&x, |v| v == 0.0)], &[0.25], 0.007);
+        check("zeros", &[fraction(&x, |v| v == 0.0)], &[0.25], 0.007);
         assert!(x.iter().all(|&v| v == 0.0 || (v - 4.0 / 3.0).abs() < 0.01), "{dtype}");
     }
 }

@@ -67,7 +67,7 @@ fn save(dir: &Path, model: &Model) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_run_goes_on_bit_for_bit() {
+fn a_restored_run_continues_bit_identically() {
     let first = trained();
     let dir = tempfile::tempdir().unwrap();
     let folder = save(dir.path(), &first);
@@ -93,7 +93,7 @@ fn a_checkpoint_of_a_different_model_is_not_restored() {
 }
 
 #[test]
-fn a_graph_for_inference_takes_what_it_needs() {
+fn an_inference_graph_loads_only_its_variables() {
     let first = trained();
     let dir = tempfile::tempdir().unwrap();
     let folder = save(dir.path(), &first);
@@ -108,7 +108,7 @@ fn a_graph_for_inference_takes_what_it_needs() {
 }
 
 #[test]
-fn a_tensor_that_no_variable_wants_is_an_error() {
+fn a_tensor_without_a_variable_is_an_error() {
     let mut checkpoint = capture(&trained());
     checkpoint.tensors.push(("fc9/W".into(), ones(DType::F32, &[2])));
     let dir = tempfile::tempdir().unwrap();
@@ -124,7 +124,7 @@ fn a_tensor_that_no_variable_wants_is_an_error() {
 }
 
 #[test]
-fn a_model_file_leaves_the_optimizer_as_it_was() {
+fn a_model_file_does_not_change_the_optimizer_state() {
     let first = trained();
     let dir = tempfile::tempdir().unwrap();
     for file in ["model.safetensors", "model.npz"] {
@@ -150,7 +150,7 @@ fn ones(dtype: DType, sizes: &[usize]) -> HostTensor {
     HostTensor::from_f64(dtype, sizes, &vec![1.0; n]).unwrap()
 }
 
-/// Two variables, `net/fc0/W` f32[3, 2] and `net/count` i64[], made with zeros.
+/// Two variables, `net/fc0/W` f32[3, 2] and `net/count` i64[], initialized to zeros.
 fn two_variables() -> Session {
     let graph = Graph::new();
     let t = TowerContext::inference(&graph);
@@ -192,7 +192,7 @@ fn mismatches_are_listed() {
 }
 
 #[test]
-fn one_misfit_and_nothing_is_loaded() {
+fn nothing_is_loaded_if_one_tensor_mismatches() {
     let session = two_variables();
     let given = [("net/fc0/W", ones(DType::F32, &[3, 2])), ("net/count", ones(DType::F32, &[]))];
     let init = DictRestore::new(given);
@@ -214,7 +214,7 @@ fn a_prefix_is_not_part_of_saved_names() {
 }
 
 #[test]
-fn floats_become_floats_and_integers_only_grow() {
+fn floats_convert_to_floats_and_integers_only_to_wider_ones() {
     for (weights, count, fits) in [
         (DType::Bf16, DType::I32, true),
         (DType::F64, DType::U8, true),
@@ -229,7 +229,7 @@ fn floats_become_floats_and_integers_only_grow() {
 }
 
 #[test]
-fn a_chain_is_done_in_order() {
+fn chained_initializers_run_in_order() {
     let session = two_variables();
     let one = |value: f64| {
         let w = HostTensor::from_f64(DType::F32, [3, 2], &[value; 6]).unwrap();
@@ -240,7 +240,7 @@ fn a_chain_is_done_in_order() {
 }
 
 #[test]
-fn a_path_that_means_nothing_is_an_error() {
+fn an_unrecognized_path_is_an_error() {
     let session = two_variables();
     smart_init("").unwrap().init(&session).unwrap();
     assert_eq!(sum(&session, "net/fc0/W"), 0.0);
@@ -273,16 +273,16 @@ fn a_pattern_must_match_a_whole_name() {
 }
 
 #[test]
-fn what_a_checkpoint_says_of_itself_stays_with_the_state() {
+fn checkpoint_metadata_is_not_part_of_the_state() {
     let state: Map<String, Value> = [("epoch_num".to_string(), 7.into())].into_iter().collect();
     let checkpoint = Checkpoint::capture(&trained().session, 3, state, |v| v.trainable).unwrap();
     assert_eq!(checkpoint.state["epoch_num"], 7);
     assert!(checkpoint.tensor("conv0/W").is_some() && checkpoint.tensor("none").is_none());
 }
 
-/// `tests/torch/make_model.py` made the weights, the input and the output.
+/// `tests/torch/make_model.py` generated the weights, the input and the output.
 #[test]
-fn weights_of_pytorch_compute_what_they_did_there() {
+fn pytorch_weights_give_pytorch_outputs() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch");
     let values: Value = serde_json::from_slice(&std::fs::read(dir.join("values.json")).unwrap()).unwrap();
     let floats = |key: &str| -> Vec<f64> { serde_json::from_value(values[key].clone()).unwrap() };
@@ -314,7 +314,7 @@ fn weights_of_pytorch_compute_what_they_did_there() {
 
 #[cfg(unix)]
 #[test]
-fn pipes_are_errors_and_not_waited_for() {
+fn pipes_are_errors_and_never_block() {
     use std::process::Command;
     use std::sync::mpsc::channel;
     use std::time::Duration;
@@ -331,7 +331,8 @@ fn pipes_are_errors_and_not_waited_for() {
                 false => safetensors::read(path).map(|_| ()),
             })
         });
-        let opened = receive.recv_timeout(Duration::from_secs(10)).expect("it returns soon");
+        let opened =
+            receive.recv_timeout(Duration::from_secs(10)).expect("opening takes more than ten seconds");
         let e = opened.unwrap_err();
         assert!(e.to_string().contains("not a regular file"), "{e}");
     };

@@ -1,4 +1,4 @@
-//! Several towers in one graph: each has its own plan, and they meet only at all-reduces.
+//! Several towers in one graph: each has its own plan, and they synchronize only at all-reduces.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -241,7 +241,7 @@ impl CustomKernel for Trouble {
 const SUMS: usize = 4;
 
 /// Runs a session twice, with a fault in the second tower before one of its all-reduces.
-fn troubled(sleep: bool, deadline: Duration, before: usize) -> Result<[Result<Vec<HostTensor>>; 2]> {
+fn run_with_fault(sleep: bool, deadline: Duration, before: usize) -> Result<[Result<Vec<HostTensor>>; 2]> {
     let graph = Graph::new();
     let mut totals = Vec::new();
     for i in 0..2 {
@@ -264,7 +264,7 @@ fn troubled(sleep: bool, deadline: Duration, before: usize) -> Result<[Result<Ve
 #[test]
 fn an_error_in_one_tower_ends_all_with_its_cause() {
     for before in 0..SUMS {
-        for e in troubled(false, Duration::from_secs(60), before).unwrap() {
+        for e in run_with_fault(false, Duration::from_secs(60), before).unwrap() {
             let e = e.unwrap_err();
             assert!(e.message().contains("the sensor is unplugged"), "{e}");
         }
@@ -274,7 +274,7 @@ fn an_error_in_one_tower_ends_all_with_its_cause() {
 #[test]
 fn a_tower_that_misses_the_deadline_is_an_error_that_names_the_all_reduce() {
     let late = |before: usize| {
-        let runs = troubled(true, Duration::from_secs(2), before).unwrap();
+        let runs = run_with_fault(true, Duration::from_secs(2), before).unwrap();
         let [e, again] = runs.map(Result::unwrap_err);
         assert_mentions(&e, &["tower 0", "2 s", &format!("total{before}")]);
         assert!(e.site().is_some_and(|s| s.file.ends_with("towers.rs")), "{e}");

@@ -33,7 +33,7 @@ impl Classifier {
                 sizes: &[224, 224, 3],
                 classes: resnet50::CLASSES,
                 net: resnet50::resnet50,
-                optimizer: descent,
+                optimizer: momentum,
             }),
             Model::Ptb | Model::Dcgan => None,
         }
@@ -61,6 +61,6 @@ fn adam() -> Box<dyn Optimizer> {
 }
 
 /// The usual optimizer of ResNets on large images.
-fn descent() -> Box<dyn Optimizer> {
+fn momentum() -> Box<dyn Optimizer> {
     ParamGroups::new(Momentum::new(1e-3, 0.9)).group(".*", |g| g.decay(1e-4)).boxed()
 }

@@ -6,10 +6,10 @@ use tensorpack::input::DummyConstantInput;
 use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 
-/// A model whose steps take no time on the null device.
-struct Nothing;
+/// A tiny model; on the null device its steps compute nothing.
+struct TinyModel;
 
-impl ModelDesc for Nothing {
+impl ModelDesc for TinyModel {
     fn inputs(&self) -> Vec<TensorSpec> {
         vec![TensorSpec::f32("x", [None, Some(4)])]
     }
@@ -60,7 +60,7 @@ impl Callback for Clock {
 pub(crate) fn measure(steps: u64, json: bool) -> Result<()> {
     let dir = std::env::temp_dir().join(format!("tensorpack-loop-{}", std::process::id()));
     let clock = Clock { last: None, nanoseconds: Vec::with_capacity(steps as usize), json };
-    let config = TrainConfig::with_input(Nothing, DummyConstantInput::new([vec![8, 4]]))
+    let config = TrainConfig::with_input(TinyModel, DummyConstantInput::new([vec![8, 4]]))
         .callback(clock)
         .session(SessionOptions { device: Device::Null, ..SessionOptions::default() })
         .steps_per_epoch(steps.div_ceil(10))

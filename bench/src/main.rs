@@ -4,7 +4,7 @@
 //! [--threads-per-device N] [--steps N] [--json]`: the time of a training step of a reference model
 //! on synthetic data. With several devices (`cpu:0,cpu:1`) each has a tower with its own
 //! batch. `--input dataflow` measures the trainer's own loop on u8 images that are batched in memory
-//! and queued, against images that are on the device already.
+//! and queued, compared with images that are already on the device.
 //!
 //! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: the speed of
 //! decoding and augmenting JPEG images into batches.
@@ -15,9 +15,9 @@
 
 mod classifier;
 mod classifiers;
+mod data_pipeline;
 mod dataflow;
 mod dcgan;
-mod fed;
 mod input;
 mod loop_overhead;
 mod memory;
@@ -136,7 +136,7 @@ fn one_of<T: Copy + Send + Sync>(values: &'static [(&'static str, T)]) -> impl T
 fn main() -> ExitCode {
     let started = Instant::now();
     let run = || match tensorpack::command_line::parse::<Cli>()?.command {
-        Command::Step(args) if args.input == Input::Dataflow => fed::measure(&args),
+        Command::Step(args) if args.input == Input::Dataflow => data_pipeline::measure(&args),
         Command::Step(args) => step::measure(&args, started),
         Command::Dataflow(args) => dataflow::measure(&args, started),
         Command::Loop { steps, json } => loop_overhead::measure(steps, json),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_model_is_named_as_in_its_results() {
+    fn every_reference_model_has_the_name_used_in_results() {
         for model in Model::value_variants() {
             assert_eq!(model.to_possible_value().unwrap().get_name(), model.name());
         }

@@ -82,16 +82,16 @@ impl Model {
             let n = n.ok_or_else(|| Error::argument("the batch is too large"))?;
             HostTensor::new(sizes, (0..n as u64).map(|i| rng.normal(0, i) as f32).collect())
         };
-        let whole = |stream: u64, sizes: &[usize], below: u32| {
+        let integers = |stream: u64, sizes: &[usize], below: u32| {
             let n: usize = sizes.iter().product();
             HostTensor::new(sizes, (0..n as u64).map(|i| (rng.word(stream, i) % below) as i32).collect())
         };
         if let Some(Classifier { sizes, classes, .. }) = Classifier::from_model(self) {
-            return Ok(vec![("image", image(sizes)?), ("label", whole(1, &[batch], classes as u32)?)]);
+            return Ok(vec![("image", image(sizes)?), ("label", integers(1, &[batch], classes as u32)?)]);
         }
         match self {
             Model::Ptb => {
-                let words = |stream| whole(stream, &[batch, ptb::STEPS], ptb::WORDS as u32);
+                let words = |stream| integers(stream, &[batch, ptb::STEPS], ptb::WORDS as u32);
                 Ok(vec![("words", words(1)?), ("next", words(2)?)])
             }
             _ => Ok(vec![("image", image(&dcgan::IMAGE)?)]),

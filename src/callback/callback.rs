@@ -34,19 +34,19 @@ pub trait Callback {
         Ok(())
     }
 
-    /// Called before every hooked run. Must be fast.
+    /// Called before every step run (`StepCx::run`). Must be fast.
     fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
-    /// Called after every hooked run, with the fetched values. Must be fast.
+    /// Called after every step run, with the fetched values. Must be fast.
     fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         let _ = cx;
         Ok(())
     }
 
-    /// Called after every successful hooked run, in run order, with the
+    /// Called after every successful step run, in run order, with the
     /// [`Cadence::Deferred`](crate::runtime::Cadence::Deferred) fetches. On an accelerator it is
     /// called after the next run has been launched. All steps have been collected at the end of an
     /// epoch and before a checkpoint is written. Must be fast.
@@ -92,7 +92,8 @@ pub trait Callback {
     }
 
     /// Returns the statistics this callback produces, and when. Called after `setup_graph`.
-    fn makes(&self) -> Vec<Statistic> {
+    #[doc(alias = "makes")]
+    fn produces(&self) -> Vec<Statistic> {
         Vec::new()
     }
 

@@ -14,7 +14,7 @@ pub struct GraphCx<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) tower: Option<&'a mut TowerFunc>,
     pub(crate) declared: &'a mut Vec<(Fetch, Cadence)>,
-    pub(crate) along: &'a mut Vec<Fetch>,
+    pub(crate) step_ops: &'a mut Vec<Fetch>,
     pub(crate) logdir: Option<&'a Path>,
 }
 
@@ -42,9 +42,10 @@ impl GraphCx<'_> {
         FetchHandle(self.declared.len() - 1)
     }
 
-    /// Runs an operation together with the first run of every step.
-    pub fn run_along(&mut self, op: &Op) {
-        self.along.push(Fetch::from(op));
+    /// Runs an operation as part of the first run of every step.
+    #[doc(alias = "run_along")]
+    pub fn run_with_step(&mut self, op: &Op) {
+        self.step_ops.push(Fetch::from(op));
     }
 
     /// The tensor of this name, in the graph or in the first training tower.

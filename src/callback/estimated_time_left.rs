@@ -75,7 +75,7 @@ impl Callback for EstimatedTimeLeft {
         Ok(())
     }
 
-    fn makes(&self) -> Vec<Statistic> {
+    fn produces(&self) -> Vec<Statistic> {
         vec![Statistic::new(TAG, When::Epoch)]
     }
 }

@@ -130,7 +130,7 @@ impl Callbacks {
             .list
             .iter()
             .enumerate()
-            .flat_map(|(i, c)| c.makes().into_iter().map(move |s| (i, s)))
+            .flat_map(|(i, c)| c.produces().into_iter().map(move |s| (i, s)))
             .collect();
         let mut makers: HashMap<&str, (usize, When)> = HashMap::new();
         for (maker, Statistic { name, when }) in &made {

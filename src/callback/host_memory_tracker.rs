@@ -38,7 +38,7 @@ impl Callback for HostMemoryTracker {
         Ok(())
     }
 
-    fn makes(&self) -> Vec<Statistic> {
+    fn produces(&self) -> Vec<Statistic> {
         vec![Statistic::new(TAG, When::Epoch)]
     }
 }

@@ -191,7 +191,7 @@ impl Callback for InferenceRunner {
         Ok(())
     }
 
-    fn makes(&self) -> Vec<Statistic> {
+    fn produces(&self) -> Vec<Statistic> {
         let names = self.inferencers.iter().flat_map(|i| i.names());
         names.map(|name| Statistic::new(name, When::Epoch)).collect()
     }

@@ -63,7 +63,7 @@ impl Callback for MergeAllSummaries {
         Ok(())
     }
 
-    fn makes(&self) -> Vec<Statistic> {
+    fn produces(&self) -> Vec<Statistic> {
         let scalars = self.summaries.iter().filter(|s| s.kind == Kind::Scalar);
         scalars.map(|s| Statistic::new(s.name.as_str(), When::Run)).collect()
     }

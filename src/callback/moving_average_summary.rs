@@ -74,7 +74,7 @@ impl Callback for MovingAverageSummary {
         Ok(())
     }
 
-    fn makes(&self) -> Vec<Statistic> {
+    fn produces(&self) -> Vec<Statistic> {
         self.averages.iter().map(|a| Statistic::new(a.name.as_str(), When::Run)).collect()
     }
 

@@ -103,7 +103,7 @@ impl Callback for ParamSummary {
         Ok(())
     }
 
-    fn makes(&self) -> Vec<Statistic> {
+    fn produces(&self) -> Vec<Statistic> {
         let scalars = self.found.iter().filter(|(_, kind)| *kind != Summary::Histogram);
         scalars.map(|(name, kind)| Statistic::new(tag(name, *kind), When::Epoch)).collect()
     }

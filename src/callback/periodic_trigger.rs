@@ -96,7 +96,7 @@ impl<C: Callback> ProxyCallback for PeriodicTrigger<C> {
         self.when(self.callback.reads())
     }
 
-    fn makes(&self) -> Vec<Statistic> {
-        self.when(self.callback.makes())
+    fn produces(&self) -> Vec<Statistic> {
+        self.when(self.callback.produces())
     }
 }

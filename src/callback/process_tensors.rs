@@ -5,7 +5,7 @@ use crate::runtime::Cadence;
 use std::fmt;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Fetches tensors with the first hooked run of every step and passes their values to a function.
+/// Fetches tensors with the first run of every step and passes their values to a function.
 pub struct ProcessTensors {
     names: Vec<String>,
     fetched: Vec<FetchHandle>,

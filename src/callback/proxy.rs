@@ -107,9 +107,9 @@ pub trait ProxyCallback {
         self.inner().reads()
     }
 
-    /// Forwards [`Callback::makes`].
-    fn makes(&self) -> Vec<Statistic> {
-        self.inner().makes()
+    /// Forwards [`Callback::produces`].
+    fn produces(&self) -> Vec<Statistic> {
+        self.inner().produces()
     }
 
     /// Forwards [`Callback::stop_criterion`].
@@ -183,8 +183,8 @@ impl<P: ProxyCallback> Callback for P {
         ProxyCallback::reads(self)
     }
 
-    fn makes(&self) -> Vec<Statistic> {
-        ProxyCallback::makes(self)
+    fn produces(&self) -> Vec<Statistic> {
+        ProxyCallback::produces(self)
     }
 
     fn stop_criterion(&self) -> Option<String> {
@@ -222,7 +222,7 @@ mod tests {
     macro_rules! recorder {
         ($($hook:ident($cx:ty))*) => {
             const HOOKS: &[&str] =
-                &["name", "collect", "reads", "makes", "stop_criterion", "state", "load_state", $(stringify!($hook)),*];
+                &["name", "collect", "reads", "produces", "stop_criterion", "state", "load_state", $(stringify!($hook)),*];
 
             // The lint makes sure that no hook is missing here.
             #[deny(clippy::missing_trait_methods)]
@@ -239,9 +239,9 @@ mod tests {
                     self.0.borrow_mut().insert("reads");
                     vec![Statistic::new("read", When::Epoch)]
                 }
-                fn makes(&self) -> Vec<Statistic> {
-                    self.0.borrow_mut().insert("makes");
-                    vec![Statistic::new("made", When::Run), Statistic::new("late", When::Epoch)]
+                fn produces(&self) -> Vec<Statistic> {
+                    self.0.borrow_mut().insert("produces");
+                    vec![Statistic::new("produced", When::Run), Statistic::new("late", When::Epoch)]
                 }
                 fn stop_criterion(&self) -> Option<String> {
                     self.0.borrow_mut().insert("stop_criterion");
@@ -297,11 +297,16 @@ mod tests {
     /// Calls every hook once, at the end of the first epoch of one step.
     fn call_all(callback: &mut dyn Callback) {
         let graph = Graph::new();
-        let (mut declared, mut along) = (Vec::new(), Vec::new());
-        let mut g =
-            GraphCx { graph: &graph, tower: None, declared: &mut declared, along: &mut along, logdir: None };
+        let (mut declared, mut step_ops) = (Vec::new(), Vec::new());
+        let mut g = GraphCx {
+            graph: &graph,
+            tower: None,
+            declared: &mut declared,
+            step_ops: &mut step_ops,
+            logdir: None,
+        };
         callback.setup_graph(&mut g).unwrap();
-        let _ = (callback.name(), callback.reads(), callback.makes(), callback.stop_criterion());
+        let _ = (callback.name(), callback.reads(), callback.produces(), callback.stop_criterion());
         let state = callback.state();
         callback.load_state(&state).unwrap();
         let mut state = TrainState::empty();
@@ -365,8 +370,8 @@ mod tests {
     fn statistics_of_triggers_move_to_steps() {
         let by_steps = PeriodicTrigger::new(Recorder::default()).every_k_steps(2);
         assert_eq!(Callback::reads(&by_steps), [Statistic::new("read", When::Step)]);
-        let made = [Statistic::new("made", When::Run), Statistic::new("late", When::Step)];
-        assert_eq!(Callback::makes(&by_steps), made);
+        let made = [Statistic::new("produced", When::Run), Statistic::new("late", When::Step)];
+        assert_eq!(Callback::produces(&by_steps), made);
         let by_epochs = PeriodicTrigger::new(Recorder::default()).every_k_epochs(2);
         assert_eq!(Callback::reads(&by_epochs), [Statistic::new("read", When::Epoch)]);
     }

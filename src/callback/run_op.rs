@@ -77,7 +77,7 @@ impl Callback for RunOp {
         })?;
         let op = make(g)?;
         if self.with_steps {
-            g.run_along(&op);
+            g.run_with_step(&op);
         }
         self.op = Some(Fetch::from(&op));
         Ok(())

@@ -35,7 +35,7 @@ impl Callback for RunUpdateOps {
             );
         }
         for op in g.graph().collection_ops(&self.collection) {
-            g.run_along(&op);
+            g.run_with_step(&op);
         }
         Ok(())
     }

@@ -52,7 +52,7 @@ impl Callback for SimpleMovingAverage {
         Ok(())
     }
 
-    fn makes(&self) -> Vec<Statistic> {
+    fn produces(&self) -> Vec<Statistic> {
         self.names.iter().map(|name| Statistic::new(format!("{name}/SMA"), When::Run)).collect()
     }
 

@@ -63,7 +63,7 @@ impl Callback for ThroughputTracker {
         Ok(())
     }
 
-    fn makes(&self) -> Vec<Statistic> {
+    fn produces(&self) -> Vec<Statistic> {
         vec![Statistic::new(self.tag(), When::Epoch)]
     }
 }

@@ -50,9 +50,10 @@ impl Default for Keep {
     }
 }
 
-/// A checkpoint on disk.
+/// A checkpoint on disk: where it is, and what it holds.
+#[doc(alias = "Saved")]
 #[derive(Clone, Debug, PartialEq)]
-pub struct Saved {
+pub struct CheckpointInfo {
     /// The folder.
     pub path: PathBuf,
     /// The number of finished steps.
@@ -144,7 +145,7 @@ impl CheckpointStore {
 
     /// Returns all checkpoints, oldest first. Skips those with a damaged manifest, with a warning.
     /// Returns an error if anything cannot be read.
-    pub fn list(&self) -> Result<Vec<Saved>> {
+    pub fn list(&self) -> Result<Vec<CheckpointInfo>> {
         list(&*self.disk, &self.dir)
     }
 
@@ -255,7 +256,7 @@ fn may_be_intact(e: Error, folder: &Path) -> Error {
 }
 
 /// Returns all checkpoints in a directory, oldest first.
-fn list(disk: &dyn Disk, dir: &Path) -> Result<Vec<Saved>> {
+fn list(disk: &dyn Disk, dir: &Path) -> Result<Vec<CheckpointInfo>> {
     let entries = entries(disk, dir)?;
     let mut tags = Vec::new();
     for Entry { path, .. } in entries.iter().filter(|e| e.may_be_tag()) {
@@ -266,7 +267,7 @@ fn list(disk: &dyn Disk, dir: &Path) -> Result<Vec<Saved>> {
     let mut saved = Vec::new();
     for Entry { path, .. } in entries.into_iter().filter(Entry::is_commit) {
         match Manifest::load(disk, &path) {
-            Ok(m) => saved.push(Saved {
+            Ok(m) => saved.push(CheckpointInfo {
                 global_step: m.global_step,
                 sequence: m.sequence,
                 saved_at: m.saved_at,
@@ -287,7 +288,7 @@ fn list(disk: &dyn Disk, dir: &Path) -> Result<Vec<Saved>> {
 }
 
 /// Returns the checkpoints of `saved` (oldest first) to remove.
-fn not_kept(saved: &[Saved], keep: Keep) -> impl Iterator<Item = &Saved> {
+fn not_kept(saved: &[CheckpointInfo], keep: Keep) -> impl Iterator<Item = &CheckpointInfo> {
     let older = &saved[..saved.len().saturating_sub(keep.last)];
     let mut kept: Option<SystemTime> = None;
     older.iter().filter(move |s| {
@@ -407,8 +408,8 @@ mod tests {
         }
     }
 
-    fn at(hours: f64) -> Saved {
-        Saved {
+    fn at(hours: f64) -> CheckpointInfo {
+        CheckpointInfo {
             path: PathBuf::from(format!("{hours}")),
             global_step: 0,
             sequence: 0,
@@ -420,9 +421,10 @@ mod tests {
 
     #[test]
     fn keep_policy() {
-        let mut saved: Vec<Saved> = [0.0, 0.4, 1.0, 1.4, 1.9, 2.2, 2.3].map(at).to_vec();
-        let removed =
-            |saved: &[Saved], keep| not_kept(saved, keep).map(|s| file_name(&s.path)).collect::<Vec<_>>();
+        let mut saved: Vec<CheckpointInfo> = [0.0, 0.4, 1.0, 1.4, 1.9, 2.2, 2.3].map(at).to_vec();
+        let removed = |saved: &[CheckpointInfo], keep| {
+            not_kept(saved, keep).map(|s| file_name(&s.path)).collect::<Vec<_>>()
+        };
         assert_eq!(removed(&saved, Keep::last(2)), ["0", "0.4", "1", "1.4", "1.9"]);
         assert_eq!(removed(&saved, Keep::last(2).every(Duration::from_secs(3600))), ["0.4", "1.4", "1.9"]);
         saved[1].tags.push("best".into());
@@ -434,7 +436,7 @@ mod tests {
     /// The clock was years ahead for a while.
     #[test]
     fn a_clock_that_is_set_back_loses_no_checkpoint() {
-        let saved: Vec<Saved> = [0.0, 90_000.0, 1.0, 2.0, 2.5, 3.0, 3.1].map(at).to_vec();
+        let saved: Vec<CheckpointInfo> = [0.0, 90_000.0, 1.0, 2.0, 2.5, 3.0, 3.1].map(at).to_vec();
         let removed: Vec<String> = not_kept(&saved, Keep::last(1).every(Duration::from_secs(3600)))
             .map(|s| file_name(&s.path))
             .collect();

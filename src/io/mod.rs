@@ -13,7 +13,7 @@ mod session_init;
 
 pub use checkpoint::Checkpoint;
 pub(crate) use checkpoint_store::check_tag;
-pub use checkpoint_store::{CheckpointStore, Keep, Saved};
+pub use checkpoint_store::{CheckpointInfo, CheckpointStore, Keep};
 pub(crate) use disk::failed;
 pub use disk::{DirEntry, Disk, OpenFile, Parts, RealDisk};
 use matching::Source;

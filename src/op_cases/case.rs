@@ -7,8 +7,8 @@ use crate::graph::Tensor;
 /// Whether an operation can be differentiated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gradient {
-    /// Twice, at the inputs that are drawn. Piecewise linear operations too: their gradients depend
-    /// on the output weights.
+    /// Twice, at the drawn inputs. This includes piecewise linear operations: their gradients
+    /// depend on the output weights.
     Twice,
     /// Not at all, with the reason.
     Never(&'static str),

@@ -109,7 +109,7 @@ impl Input {
     /// Returns the tensor to feed so that the input has `values`.
     pub(crate) fn feed(&self, float: DType, values: &[f64]) -> HostTensor {
         let fed = self.fed_sizes();
-        // Elements outside the slice get an unlikely value, so that reading them shows.
+        // Elements outside the slice get an unlikely value, so that reading them is detected.
         let mut elements = vec![77.0; fed.iter().product()];
         let stride = |sizes: &[usize], d: usize| sizes[d + 1..].iter().product::<usize>();
         for (i, &v) in values.iter().enumerate() {

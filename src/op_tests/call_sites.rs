@@ -1,4 +1,4 @@
-//! Whether every node points at the user's line, and never at a line of this library.
+//! Checks that every node points at the user's line, never at a line of this library.
 
 use crate::autodiff::gradients;
 use crate::graph::{Graph, Tensor};
@@ -7,11 +7,11 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};
 
-/// The lines of a file of this library that are its own, and not those of a user.
+/// Returns, for each line of a file, whether it is library code rather than user code.
 fn own_lines(file: &str) -> Vec<bool> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap_or_default();
     let tests_only = file.contains("op_tests") || file.contains("op_cases");
-    // Cases stand in the tests at the end of a file; they are the user's code here.
+    // The cases at the end of a file count as user code.
     let code = text.lines().take_while(|l| !tests_only && *l != "#[cfg(test)]");
     // A case that takes an operation as a function pointer is at the line of its definition. Only
     // in a test of this crate: elsewhere the graph knows a line of the user.
@@ -47,5 +47,5 @@ fn every_node_of_an_operation_has_the_line_of_its_caller() {
         }
     }
     assert!(wrong.is_empty(), "{} nodes: {wrong:#?}", wrong.len());
-    assert!(seen > 1000, "only {seen} nodes were seen");
+    assert!(seen > 1000, "only {seen} nodes were checked");
 }

@@ -1,4 +1,4 @@
-//! The chain of truth for one trial.
+//! The chain of comparisons for one trial.
 
 use crate::autodiff::gradients;
 use crate::graph::{Fetch, Graph, Tensor};

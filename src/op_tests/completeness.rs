@@ -1,6 +1,6 @@
 //! Checks that every operation of `src/ops` occurs in a case.
 //!
-//! The chain of truth runs every case on the reference device, so an operation without
+//! The chain of comparisons runs every case on the reference device, so an operation without
 //! `OpDef::evaluate` fails there.
 
 use crate::autodiff::gradients;

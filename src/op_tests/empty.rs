@@ -57,7 +57,7 @@ fn run(
 }
 
 /// Formats a result as in the table.
-fn in_words(result: &Result<HostTensor>) -> String {
+fn describe(result: &Result<HostTensor>) -> String {
     match result {
         Ok(y) if y.is_empty() => format!("empty {:?}", y.sizes()),
         Ok(y) => {
@@ -76,8 +76,8 @@ fn empty_inputs_give_the_stated_result() {
         for empty in &case.empties {
             let what = format!("{}: {} on {}", case.name, empty.call, empty.inputs);
             let inputs = tensors(empty.inputs);
-            let found = in_words(&run(empty.build, &inputs, false, Device::Cpu(0)).0);
-            let reference = in_words(&run(empty.build, &inputs, false, Device::Reference).0);
+            let found = describe(&run(empty.build, &inputs, false, Device::Cpu(0)).0);
+            let reference = describe(&run(empty.build, &inputs, false, Device::Reference).0);
             assert_eq!(found, reference, "{what}, on the reference device");
             match empty.result.strip_prefix("error: ") {
                 Some(text) => {
@@ -86,8 +86,8 @@ fn empty_inputs_give_the_stated_result() {
                 None => assert_eq!(found, empty.result, "{what}"),
             }
             // The result is the same if a size is known only when the graph runs.
-            let late = in_words(&run(empty.build, &inputs, true, Device::Cpu(0)).0);
-            let reference = in_words(&run(empty.build, &inputs, true, Device::Reference).0);
+            let late = describe(&run(empty.build, &inputs, true, Device::Cpu(0)).0);
+            let reference = describe(&run(empty.build, &inputs, true, Device::Reference).0);
             assert_eq!(late, reference, "{what}, with an unknown first size, on the reference device");
             let [early, late] =
                 [found, late].map(|f| if f.starts_with("error: ") { "error".to_string() } else { f });

@@ -22,7 +22,7 @@ fn run(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> HostTenso
         true => reference.to_f64_vec().into_iter().zip(found.to_f64_vec()).any(apart),
         false => reference != found,
     };
-    assert!(!differ && reference.sizes() == found.sizes(), "{found:?}, but the reference says {reference:?}");
+    assert!(!differ && reference.sizes() == found.sizes(), "{found:?}, but the reference has {reference:?}");
     found
 }
 
@@ -32,7 +32,7 @@ fn on_engines(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> Ho
         let options = SessionOptions { isa: Some(isa), threads: Some(1), ..SessionOptions::default() };
         run_with(options, inputs, &build)
     });
-    let first = results.next().expect("plain loops are always there");
+    let first = results.next().expect("the plain loops are always available");
     for other in results {
         assert_eq!(first.as_bytes(), other.as_bytes(), "instruction sets disagree: {first:?} and {other:?}");
     }
@@ -238,7 +238,7 @@ pub(super) fn samples(dtype: DType) -> HostTensor {
 }
 
 #[test]
-fn casts_are_those_of_rust() {
+fn casts_behave_like_rust_casts() {
     for from in DType::ALL {
         for to in DType::ALL {
             let x = samples(from);
@@ -265,18 +265,14 @@ fn chains_of_casts_round_at_every_step() {
 }
 
 #[test]
-fn bf16_comes_back_from_wider_types() {
+fn bf16_survives_a_round_trip_through_wider_types() {
     // Subnormal values count as zero.
     let all = (0..=u16::MAX).map(bf16::from_bits);
     let kept: Vec<bf16> = all.filter(|v| v.is_normal() || *v == bf16::ZERO).collect();
     assert_eq!(kept.len(), 2 * (254 * 128 + 1));
     let x = HostTensor::new([kept.len()], kept).unwrap();
     for by in [DType::F32, DType::F64] {
-        assert_eq!(
-            run(&[&x], |t| t[0].cast(by).cast(DType::Bf16)).as_bytes(),
-            x.as_bytes(),
-            "by way of {by}"
-        );
+        assert_eq!(run(&[&x], |t| t[0].cast(by).cast(DType::Bf16)).as_bytes(), x.as_bytes(), "through {by}");
     }
 }
 
@@ -294,7 +290,7 @@ fn the_gradient_of_a_cast_is_cast_back() {
 }
 
 #[test]
-fn a_stopped_gradient_is_none() {
+fn stop_gradient_gives_no_gradient() {
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [Some(3)]));
     let found = crate::autodiff::gradients(&x.stop_gradient().sum(), &[&x]).unwrap();
@@ -302,22 +298,22 @@ fn a_stopped_gradient_is_none() {
 }
 
 #[test]
-fn rows_of_integers_are_found_and_added() {
-    let places = tensor(DType::I32, &[4], &[2, 0, 2, 1]);
+fn gather_and_scatter_add_of_integers() {
+    let indices = tensor(DType::I32, &[4], &[2, 0, 2, 1]);
     for dtype in [DType::I32, DType::I64, DType::U8] {
         let x = tensor(dtype, &[3, 2], &[1, 2, 3, 4, 5, 6]);
-        let found = run(&[&x, &places], |t| t[0].gather(&t[1], 0));
+        let found = run(&[&x, &indices], |t| t[0].gather(&t[1], 0));
         assert_eq!(found, tensor(dtype, &[4, 2], &[5, 6, 1, 2, 5, 6, 3, 4]), "{dtype}");
     }
     for dtype in [DType::I32, DType::I64] {
         let x = tensor(dtype, &[4], &[1, 10, 100, 1000]);
-        let found = run(&[&x, &places], |t| t[0].scatter_add(&t[1], 3, 0));
+        let found = run(&[&x, &indices], |t| t[0].scatter_add(&t[1], 3, 0));
         assert_eq!(found, tensor(dtype, &[3], &[10, 1000, 101]), "{dtype}");
     }
 }
 
 #[test]
-fn an_index_that_names_no_row_is_an_error_with_the_users_line() {
+fn an_index_out_of_range_is_an_error_with_the_users_line() {
     let x = HostTensor::from_f64(DType::F32, [3, 2], &[0.0; 6]).unwrap();
     let calls: [fn(&Tensor, &Tensor) -> Tensor; 3] = [
         |x, i| x.gather(i, 0),
@@ -329,12 +325,12 @@ fn an_index_that_names_no_row_is_an_error_with_the_users_line() {
         for bad in [-1, 3, i64::MAX, i64::MIN] {
             let graph = Graph::new();
             let tensor = graph.placeholder(&TensorSpec::f32("x", [None, Some(2)]));
-            let places = graph.placeholder(&TensorSpec::new("i", DType::I64, [None]));
-            let y = call(&tensor, &places);
+            let indices = graph.placeholder(&TensorSpec::new("i", DType::I64, [None]));
+            let y = call(&tensor, &indices);
             let options = SessionOptions { device, ..SessionOptions::default() };
             let session = Session::with(graph.freeze().unwrap(), options).unwrap();
-            let run = |places: Vec<i64>| {
-                session.run(&[&y], &[("x", &x), ("i", &HostTensor::new([3], places).unwrap())])
+            let run = |indices: Vec<i64>| {
+                session.run(&[&y], &[("x", &x), ("i", &HostTensor::new([3], indices).unwrap())])
             };
             let e = run(vec![0, bad, 99]).unwrap_err();
             let right = format!("element 1 of the indices is {bad}, which is outside 0..{rows}");

@@ -1,17 +1,16 @@
 //! Tests of every operation over random shapes, strides and attributes.
 //!
-//! The chain of truth starts at the reference interpreter, which computes each operation from its
-//! definition in f64. The plain loops of the CPU engine agree with it in f64: outputs, gradients
-//! and second gradients. The fast loops of each instruction set of this machine agree with the
-//! plain ones, in f64 and in f32. Gradients and second gradients agree with finite differences. The
-//! cases are at the end of each operation's file. A test fails if an operation of `src/ops` has no
-//! case.
+//! Comparisons form a chain. It starts at the reference interpreter, which computes each operation
+//! from its definition in f64. The plain loops of the CPU engine agree with it in f64: outputs,
+//! gradients and second gradients. The fast loops of each instruction set of this machine agree
+//! with the plain ones, in f64 and in f32. Gradients and second gradients agree with finite
+//! differences. The cases are at the end of each operation's file. A test fails if an operation of
+//! `src/ops` has no case.
 //!
 //! Each case runs [`trials`] times. `TENSORPACK_TEST_CASES` changes the number; the default keeps a
 //! debug build under a minute. `TENSORPACK_TEST_OP=Conv` runs only the cases whose names contain
 //! `Conv`. The random choices depend only on the case's name, so failures are reproducible.
 
-mod by_eye;
 mod call_sites;
 mod chain;
 mod completeness;
@@ -20,6 +19,7 @@ mod edges;
 mod empty;
 mod exported;
 mod integers;
+mod worked_examples;
 mod xla;
 
 use crate::op_cases::{Draw, all_cases};
@@ -47,7 +47,7 @@ fn over_choices(name: &str, check: impl Fn(&[u32]) -> Result<(), String>) -> Res
 }
 
 #[test]
-fn every_case_holds_along_the_chain() {
+fn every_case_passes_the_chain_of_comparisons() {
     let wanted = std::env::var("TENSORPACK_TEST_OP").unwrap_or_default();
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {

@@ -42,7 +42,7 @@ const GROUP_TRIALS: usize = 40;
 fn device() -> Option<Device> {
     let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
     let device: Device = name.parse().unwrap();
-    let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
+    let Device::Xla { platform, .. } = device else { panic!("{name} is not an XLA device") };
     tensorpack_testing::plugin_for_tests(platform.name()).map(|_| device)
 }
 

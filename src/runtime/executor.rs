@@ -96,7 +96,7 @@ pub enum Outcome {
     /// All checked values were finite, and the variables were updated.
     Committed {
         /// The staleness: the number of updates by others since this run read the variables.
-        behind: u64,
+        staleness: u64,
     },
     /// A value was not finite; no variable was changed.
     NotFinite,

@@ -111,7 +111,7 @@ impl Executable for NullProgram {
             let zeros = self.fetches.iter().map(|(dtype, sizes)| HostTensor::zeros(*dtype, sizes.as_slice()));
             *outputs = zeros.collect::<Result<_>>()?;
         }
-        Ok(Outcome::Committed { behind: 0 })
+        Ok(Outcome::Committed { staleness: 0 })
     }
 
     fn plan_text(&self) -> String {

@@ -262,7 +262,7 @@ impl Executable for ReferenceProgram {
         for (variable, t) in &self.updates {
             variables[*variable] = values[t].clone();
         }
-        Ok(Outcome::Committed { behind: 0 })
+        Ok(Outcome::Committed { staleness: 0 })
     }
 
     fn plan_text(&self) -> String {

@@ -89,7 +89,7 @@ pub(super) struct State {
     /// The values that variables had before they were first changed, if an undo log is kept.
     undo_log: Option<BTreeMap<usize, Box<dyn SavedValue>>>,
     /// The staleness of the last run: the number of updates by others while it computed.
-    behind: u64,
+    staleness: u64,
     /// Set permanently when a kernel panics or a tower hangs.
     poisoned: Option<Error>,
 }
@@ -197,9 +197,9 @@ impl Session {
 
     /// Returns the staleness of the last run: the number of updates by others while it computed. It
     /// is 0 unless this session is a [fork](Session::fork).
-    #[doc(alias = "staleness")]
-    pub fn behind(&self) -> Result<u64> {
-        Ok(self.lock()?.behind)
+    #[doc(alias = "behind")]
+    pub fn staleness(&self) -> Result<u64> {
+        Ok(self.lock()?.staleness)
     }
 
     /// Returns the graph.
@@ -281,10 +281,10 @@ impl Session {
         let ran = catch_unwind(AssertUnwindSafe(|| executable.run(&run, &values[..feeds.len()], outputs)));
         let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
         let outcome = ran.map_err(|e| state.end_if_lost(e))?;
-        let Outcome::Committed { behind } = outcome else {
+        let Outcome::Committed { staleness } = outcome else {
             return Err(self.explain_non_finite(&mut state, fetches, feeds, &run));
         };
-        state.behind = behind;
+        state.staleness = staleness;
         match kind {
             RunKind::Step => (state.run_index, state.plain_runs) = (state.run_index + 1, 0),
             RunKind::Plain => state.plain_runs += 1,
@@ -423,7 +423,7 @@ impl State {
             run_index: 0,
             plain_runs: 0,
             undo_log: None,
-            behind: 0,
+            staleness: 0,
             poisoned: None,
         }
     }

@@ -189,7 +189,7 @@ impl AsyncWorkers {
         self.towers[tower].busy = false;
         let several = self.towers.len() > 1;
         let ran = ran.map_err(|e| if several { e.within(format!("tower {tower}")) } else { e });
-        let ran = ran.map(|behind| self.staleness.add(behind));
+        let ran = ran.map(|staleness| self.staleness.add(staleness));
         if tower == 0 {
             self.first = Some((program, ran));
             return Ok(());
@@ -221,7 +221,7 @@ fn work(tower: usize, session: &Session, jobs: &Receiver<(u64, Job)>, send: &Sen
         let ran = catch_unwind(AssertUnwindSafe(|| {
             session.set_run_index(run)?;
             job.run(session)?;
-            session.behind()
+            session.staleness()
         }));
         let ran = ran.unwrap_or_else(|_| Err(Error::new(ErrorKind::Engine, "the thread panicked")));
         if send.send(Done { tower, program: job.program, ran }).is_err() {
@@ -243,10 +243,10 @@ struct Staleness {
 }
 
 impl Staleness {
-    fn add(&mut self, behind: u64) {
+    fn add(&mut self, staleness: u64) {
         self.updates += 1;
-        self.sum += behind;
-        self.most = self.most.max(behind);
+        self.sum += staleness;
+        self.most = self.most.max(staleness);
     }
 
     fn mean(&self) -> f64 {

@@ -173,7 +173,7 @@ impl MainLoop<'_> {
                 StepOutcome::Compiling if before_step.is_some() => {
                     return self.end_by_signal(before_step).map(Some);
                 }
-                // What it did cannot be taken back; the last checkpoint stands.
+                // What it did cannot be undone; the last checkpoint is kept.
                 StepOutcome::Compiling | StepOutcome::Partial => return self.end_by_signal(None).map(Some),
             }
             before_step = None;
@@ -300,7 +300,8 @@ impl MainLoop<'_> {
         self.plan.collect(&self.state.session, self.callbacks)
     }
 
-    /// Ends training after a signal. `before` is the state to save; without it the last checkpoint stands.
+    /// Ends training after a signal. `before` is the state to save; without it the last checkpoint
+    /// is kept.
     fn end_by_signal(&mut self, before: Option<HostState>) -> Result<Ended> {
         let signal = self.state.interrupt.signal().unwrap_or_default();
         if let Some(before) = before {
@@ -309,7 +310,7 @@ impl MainLoop<'_> {
             resume::write(self.state, before, changed, &[])?;
         } else {
             log::warn!(
-                "received signal {signal} in the middle of a step: exiting; the last checkpoint stands"
+                "received signal {signal} in the middle of a step: exiting; the last checkpoint is valid"
             );
         }
         Ok(Ended::Interrupted(signal))

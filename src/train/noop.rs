@@ -6,8 +6,8 @@ use crate::graph::{Fetch, Op};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Result;
 
-/// Builds the model but does not train it: every step is an empty hooked run. Use it to run only
-/// the callbacks.
+/// Builds the model but does not train it: every step is an empty run. Use it to run only the
+/// callbacks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoOpTrainer;
 

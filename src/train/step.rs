@@ -86,7 +86,7 @@ pub struct StepCx<'a> {
     pub(super) nan_policy: NanPolicy,
     /// Logged with the first batch.
     pub(super) summary: &'a mut Option<BatchSummary>,
-    /// Hooked runs of this step so far.
+    /// Step runs in this step so far.
     pub(super) runs: u32,
     /// Runs of any kind after which this step cannot be taken back.
     pub(super) runs_done: u32,
@@ -95,9 +95,10 @@ pub struct StepCx<'a> {
 }
 
 impl StepCx<'_> {
-    /// A hooked run: callbacks see it, it draws a batch if it depends on the input, and it advances
-    /// random operations. Returns the value of the fetch, if it is a tensor. The first hooked run
-    /// of a step also computes the fetches and operations of callbacks.
+    /// Executes a *step run*: calls the callbacks' `before_run` and `after_run`, draws a batch if
+    /// `what` depends on the input, and advances random operations. Returns the value of `what`, if
+    /// it is a tensor. The first step run of a step also computes the fetches and operations of
+    /// callbacks.
     ///
     /// On an accelerator a run whose values are not needed immediately stays in flight and is
     /// collected after the next one has started. If it failed, the next one has changed nothing
@@ -136,8 +137,8 @@ impl StepCx<'_> {
         self.finish_run(id, ran)
     }
 
-    /// A hooked run that another thread executes: `by` receives the job, has it run, and returns its program with the
-    /// outcome.
+    /// A step run that another thread executes: `by` receives the job, has it run, and returns its
+    /// program with the outcome.
     pub(super) fn run_by(
         &mut self,
         what: &Fetch,
@@ -174,7 +175,7 @@ impl StepCx<'_> {
         self.plan.find(self.state.session.graph(), what, self.runs == 1)
     }
 
-    /// Handles the outcome of a hooked run.
+    /// Handles the outcome of a step run.
     fn finish_run(&mut self, id: RunId, ran: Result<()>) -> Result<&[HostTensor]> {
         let step = self.state.progress.global_step + 1;
         match ran {

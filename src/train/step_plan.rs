@@ -14,7 +14,7 @@ pub(super) struct StepPlan {
     /// [`FetchHandle`](crate::runtime::FetchHandle) is an index.
     fetches: Vec<(Fetch, Cadence)>,
     /// Operations that run together with the first run of every step.
-    along: Vec<Fetch>,
+    step_ops: Vec<Fetch>,
     programs: Vec<PlannedOp>,
     /// The run in flight, with the progress it belongs to.
     in_flight: Option<(RunId, Progress)>,
@@ -24,7 +24,7 @@ pub(super) struct StepPlan {
 /// An operation that steps run.
 struct PlannedOp {
     op: Fetch,
-    /// For the first run of a step: with everything that callbacks fetch and run along.
+    /// For the first run of a step: with everything that callbacks fetch and run with every step.
     first: PlannedRun,
     /// For further runs of a step: the operation alone.
     alone: PlannedRun,
@@ -44,8 +44,8 @@ pub(super) struct RunId {
 }
 
 impl StepPlan {
-    pub(super) fn new(fetches: Vec<(Fetch, Cadence)>, along: Vec<Fetch>) -> StepPlan {
-        StepPlan { fetches, along, programs: Vec::new(), in_flight: None, costs: CostTrend::new() }
+    pub(super) fn new(fetches: Vec<(Fetch, Cadence)>, step_ops: Vec<Fetch>) -> StepPlan {
+        StepPlan { fetches, step_ops, programs: Vec::new(), in_flight: None, costs: CostTrend::new() }
     }
 
     /// The run of an operation: the first run of a step, or a further one. Plans the operation if it is new.
@@ -65,7 +65,7 @@ impl StepPlan {
     }
 
     fn plan(&self, graph: &Frozen, op: &Fetch) -> Result<PlannedOp> {
-        let operations = || std::iter::once(op).chain(&self.along);
+        let operations = || std::iter::once(op).chain(&self.step_ops);
         let mut program = StepProgram::new(&operations().map(|f| f as &dyn IntoFetch).collect::<Vec<_>>());
         for (fetch, cadence) in &self.fetches {
             program.declare(fetch, *cadence)?;

@@ -230,18 +230,18 @@ impl Trainer {
         for callback in config.callbacks.drain(..).chain(extra) {
             self.callbacks.push(callback);
         }
-        let (mut declared, mut along) = (Vec::new(), Vec::new());
+        let (mut declared, mut step_ops) = (Vec::new(), Vec::new());
         self.callbacks.setup_graph(&mut GraphCx {
             graph: &self.graph,
             tower: self.tower.as_mut(),
             declared: &mut declared,
-            along: &mut along,
+            step_ops: &mut step_ops,
             logdir: config.logdir.as_deref(),
         })?;
         self.graph.first_error()?;
         self.callbacks.check_statistics()?;
         log::info!("{}", describe_trainables(&self.graph));
-        Ok(StepPlan::new(declared, along))
+        Ok(StepPlan::new(declared, step_ops))
     }
 
     fn tower_count(&self) -> usize {

@@ -127,7 +127,7 @@ fn a_training_step_on_an_empty_batch() {
 }
 
 #[test]
-fn absurd_sizes_while_building() {
+fn huge_sizes_while_building() {
     let max = usize::MAX;
     for sizes in [vec![Some(max)], vec![None, Some(max)], vec![Some(1 << 40), None, Some(1 << 40)]] {
         let g = Graph::new();
@@ -149,7 +149,7 @@ fn absurd_sizes_while_building() {
 
 /// Each of these fits into the address space, but all of them together do not.
 #[test]
-fn absurd_sizes_that_add_up() {
+fn huge_sizes_that_add_up() {
     for device in [Device::Cpu(0), Device::Null] {
         let g = Graph::new();
         let t = TowerContext::training(&g);
@@ -177,7 +177,7 @@ fn absurd_sizes_that_add_up() {
 
 /// The other sizes of an empty tensor may be huge: products of them must not overflow.
 #[test]
-fn absurd_sizes_of_empty_feeds() {
+fn huge_sizes_of_empty_feeds() {
     let max = usize::MAX;
     let g = Graph::new();
     let x = g.placeholder(&TensorSpec::f32("x", [None, None]));
@@ -264,7 +264,7 @@ fn illegal_names() {
 }
 
 #[test]
-fn the_reserved_word() {
+fn tower_is_a_reserved_name() {
     for e in [
         building(|_, t| drop(t.variable(VariableSpec::new("my_tower_w", [1])))),
         building(|_, t| t.scope("tower0", |_| ())),
@@ -334,7 +334,7 @@ fn a_sharing_tower_creates_no_trainable_variable() {
     Linear::new(2).apply(&t, "fc", &x);
     let e = g.freeze().unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Name);
-    assert_mentions(&e, &["fc/W", "does not exist", "shares"]);
+    assert_mentions(&e, &["fc/W", "behavior not exist", "shares"]);
     assert_eq!(e.site().unwrap().line, line);
 }
 
@@ -384,7 +384,7 @@ fn fetching_a_poison_tensor() {
     let bad = other.placeholder(&TensorSpec::f32("x", [Some(2)])).reshape(&[3]);
     let s = small();
     assert_eq!(s.session.run(&[&bad], &[]).unwrap_err().kind(), ErrorKind::Graph);
-    // So is a handle created after freezing: it stands for no node.
+    // A handle created after freezing has no node either.
     let late = s.mean.relu();
     assert_eq!(s.session.prepare(&[&late]).unwrap_err().kind(), ErrorKind::Graph);
     assert_error(s.session.prepare(&[&late]), ErrorKind::Graph, &["could not be built"]);
@@ -459,30 +459,30 @@ fn labels_outside_the_classes() {
 
 /// The behaviour of a custom kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Does {
+enum Behavior {
     Copies,
     Fails,
     Panics,
     /// Returns NaN in the first call, and panics in the second.
-    MakesNanThenPanics,
+    NanThenPanics,
     /// Returns an output of another shape.
     Reshapes,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Own(Does);
+struct Custom(Behavior);
 
 #[derive(Debug)]
-struct OwnKernel(Does);
+struct TestKernel(Behavior);
 
 thread_local! {
     /// Number of runs of a custom kernel on this thread, which is the session's caller.
     static RUNS: Cell<usize> = const { Cell::new(0) };
 }
 
-impl OpDef for Own {
+impl OpDef for Custom {
     fn name(&self) -> &str {
-        "Own"
+        "Custom"
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
@@ -490,7 +490,7 @@ impl OpDef for Own {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
-        Ok(cx.custom(Arc::new(OwnKernel(self.0))))
+        Ok(cx.custom(Arc::new(TestKernel(self.0))))
     }
 
     fn traits(&self) -> OpTraits {
@@ -498,20 +498,20 @@ impl OpDef for Own {
     }
 }
 
-impl CustomKernel for OwnKernel {
+impl CustomKernel for TestKernel {
     fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()> {
         let runs = RUNS.replace(RUNS.get() + 1);
         outputs[0] = inputs[0].clone();
         match self.0 {
-            Does::Copies => Ok(()),
-            Does::Fails => Err(Error::argument("the water is too cold")),
-            Does::Panics => panic!("the roof fell in"),
-            Does::MakesNanThenPanics if runs > 0 => panic!("the roof fell in"),
-            Does::MakesNanThenPanics => {
+            Behavior::Copies => Ok(()),
+            Behavior::Fails => Err(Error::argument("negative input")),
+            Behavior::Panics => panic!("index out of bounds"),
+            Behavior::NanThenPanics if runs > 0 => panic!("index out of bounds"),
+            Behavior::NanThenPanics => {
                 outputs[0].as_mut_slice::<f32>()?[0] = f32::NAN;
                 Ok(())
             }
-            Does::Reshapes => {
+            Behavior::Reshapes => {
                 outputs[0] = HostTensor::zeros(DType::F32, [7])?;
                 Ok(())
             }
@@ -519,21 +519,21 @@ impl CustomKernel for OwnKernel {
     }
 }
 
-/// A session that runs `w += Own(x)`.
-fn own(does: Does) -> (Session, tensorpack::graph::Op, u32) {
+/// A session that runs `w += Custom(x)`.
+fn custom(behavior: Behavior) -> (Session, tensorpack::graph::Op, u32) {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [Some(2)]));
     let w = t.variable(VariableSpec::new("w", [2]).init(Init::ones()));
     let line = line!() + 1;
-    let y = t.scope("net", |_| Tensor::apply_one(Own(does), &[&x]));
+    let y = t.scope("net", |_| Tensor::apply_one(Custom(behavior), &[&x]));
     let op = w.update(|w| w + y);
     (Session::new(g.freeze().unwrap()).unwrap(), op, line)
 }
 
 #[test]
 fn a_custom_kernel_that_works() {
-    let (session, op, _) = own(Does::Copies);
+    let (session, op, _) = custom(Behavior::Copies);
     session.run(&[&op], &[("x", &f32s(&[2], &[1.0, 2.0]))]).unwrap();
     assert_eq!(session.read("w").unwrap(), f32s(&[2], &[2.0, 3.0]));
 }
@@ -541,10 +541,10 @@ fn a_custom_kernel_that_works() {
 /// An error affects only its run: no variable has changed, so the session remains usable.
 #[test]
 fn a_custom_kernel_that_fails() {
-    for (does, terms) in
-        [(Does::Fails, ["net/Own", "the water is too cold"]), (Does::Reshapes, ["f32[7]", "f32[2]"])]
+    for (behavior, terms) in
+        [(Behavior::Fails, ["net/Custom", "negative input"]), (Behavior::Reshapes, ["f32[7]", "f32[2]"])]
     {
-        let (session, op, line) = own(does);
+        let (session, op, line) = custom(behavior);
         for _ in 0..2 {
             let e = session.run(&[&op], &[("x", &zeros(&[2]))]).unwrap_err();
             assert_mentions(&e, &terms);
@@ -557,14 +557,14 @@ fn a_custom_kernel_that_fails() {
 /// A panic ends the session: every later call returns the first cause.
 #[test]
 fn a_custom_kernel_that_panics() {
-    for does in [Does::Panics, Does::MakesNanThenPanics] {
+    for behavior in [Behavior::Panics, Behavior::NanThenPanics] {
         RUNS.set(0);
-        let (session, op, line) = own(does);
+        let (session, op, line) = custom(behavior);
         let x = zeros(&[2]);
         // The session runs again to find the source of a NaN, and that run may panic.
         let first = session.run(&[&op], &[("x", &x)]).unwrap_err();
-        assert_eq!(first.kind(), ErrorKind::Engine, "{does:?}: {first}");
-        assert_mentions(&first, &["net/Own", "panicked", "the roof fell in", "checkpoint"]);
+        assert_eq!(first.kind(), ErrorKind::Engine, "{behavior:?}: {first}");
+        assert_mentions(&first, &["net/Custom", "panicked", "index out of bounds", "checkpoint"]);
         assert_eq!(first.site().unwrap().line, line);
         for again in [
             session.run(&[&op], &[("x", &x)]).unwrap_err(),
@@ -579,11 +579,11 @@ fn a_custom_kernel_that_panics() {
 
 /// An operation whose lowering contradicts its shape rule.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Liar;
+struct WrongShape;
 
-impl tensorpack::graph::OpDef for Liar {
+impl tensorpack::graph::OpDef for WrongShape {
     fn name(&self) -> &str {
-        "Liar"
+        "WrongShape"
     }
     fn infer(&self, inputs: &[tensorpack::graph::Spec]) -> tensorpack::Result<Vec<tensorpack::graph::Spec>> {
         Ok(vec![tensorpack::graph::Spec::new(inputs[0].dtype, [7])])
@@ -597,9 +597,9 @@ impl tensorpack::graph::OpDef for Liar {
 fn an_operation_whose_lowering_contradicts_its_shape_rule() {
     let graph = tensorpack::graph::Graph::new();
     let x = graph.placeholder(&tensorpack::graph::TensorSpec::f32("x", [None]));
-    let y = tensorpack::graph::Tensor::apply_one(Liar, &[&x]);
+    let y = tensorpack::graph::Tensor::apply_one(WrongShape, &[&x]);
     let session = tensorpack::runtime::Session::new(graph.freeze().unwrap()).unwrap();
     let fed = tensorpack::HostTensor::new([2], vec![1.0f32, 2.0]).unwrap();
     let e = session.run(&[&y], &[("x", &fed)]).unwrap_err();
-    assert_mentions(&e, &["Liar", "lowered", "[2]", "[7]"]);
+    assert_mentions(&e, &["WrongShape", "lowered", "[2]", "[7]"]);
 }

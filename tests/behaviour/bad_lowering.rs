@@ -20,7 +20,7 @@ struct Case {
 
 const SAME: (DType, &[usize]) = (DType::F32, &[2, 3]);
 
-const PRODUCT: MatMul = MatMul {
+const MATMUL: MatMul = MatMul {
     batch: 1,
     m: 2,
     n: 3,
@@ -55,9 +55,9 @@ fn pool() -> Pool {
     }
 }
 
-fn product(cx: &mut LowerCx<'_>, product: MatMul) -> View {
+fn matmul(cx: &mut LowerCx<'_>, matmul: MatMul) -> View {
     let x = cx.input(0);
-    cx.contract(ContractKind::MatMul(product), &x, &x)
+    cx.contract(ContractKind::MatMul(matmul), &x, &x)
 }
 
 fn conv(cx: &mut LowerCx<'_>, conv: Conv2d) -> View {
@@ -91,19 +91,19 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "a stride that multiplies past 64 bits",
+        name: "strides whose extent overflows 64 bits",
         output: SAME,
         lower: |cx| View { strides: vec![isize::MAX, isize::MAX], ..cx.input(0) },
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "an offset of all ones",
+        name: "an offset of usize::MAX",
         output: SAME,
         lower: |cx| View { offset: usize::MAX, ..cx.input(0) },
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "a stride for half the dimensions",
+        name: "fewer strides than dimensions",
         output: SAME,
         lower: |cx| View { strides: vec![1], ..cx.input(0) },
         kind: ErrorKind::Shape,
@@ -115,13 +115,13 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "elements of another type",
+        name: "a view of another dtype",
         output: (DType::F64, &[2, 3]),
         lower: |cx| View { dtype: DType::F64, ..cx.input(0) },
         kind: ErrorKind::DType,
     },
     Case {
-        name: "a map of a buffer that does not exist",
+        name: "a map over a buffer that does not exist",
         output: SAME,
         lower: |cx| {
             let x = View { buffer: BufferId(999), ..cx.input(0) };
@@ -130,7 +130,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "a map of sizes that do not broadcast",
+        name: "a map over sizes that do not broadcast",
         output: SAME,
         lower: |cx| {
             let x = View { sizes: vec![2, 2], ..cx.input(0) };
@@ -139,17 +139,17 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "a map of more elements than its operand has",
+        name: "a map over more elements than its operand has",
         output: SAME,
         lower: |cx| {
             let x = View { sizes: vec![20, 3], strides: vec![3, 1], ..cx.input(0) };
-            let made = cx.map_to(DType::F32, &[20, 3], &[&x], |_, r| r[0]);
-            View { sizes: vec![2, 3], ..made }
+            let mapped = cx.map_to(DType::F32, &[20, 3], &[&x], |_, r| r[0]);
+            View { sizes: vec![2, 3], ..mapped }
         },
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "a map of two classes",
+        name: "a map that adds values of different classes",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -161,7 +161,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::DType,
     },
     Case {
-        name: "a map along a dimension that does not exist",
+        name: "a map with the index of a dimension that does not exist",
         output: SAME,
         lower: |cx| cx.map(&[], |e, _| e.index(2, Class::F32)),
         kind: ErrorKind::Argument,
@@ -173,7 +173,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "a reduction with a mark too few",
+        name: "a reduction with too few flags for its dimensions",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -193,48 +193,48 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Memory,
     },
     Case {
-        name: "a product of more rows than there are",
+        name: "a matmul of more rows than its operand has",
         output: SAME,
-        lower: |cx| product(cx, MatMul { m: 20, ..PRODUCT }),
+        lower: |cx| matmul(cx, MatMul { m: 20, ..MATMUL }),
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "a product of sizes that multiply past 64 bits",
+        name: "a matmul whose sizes overflow 64 bits",
         output: SAME,
-        lower: |cx| product(cx, MatMul { m: 1 << 40, k: 1 << 40, ..PRODUCT }),
+        lower: |cx| matmul(cx, MatMul { m: 1 << 40, k: 1 << 40, ..MATMUL }),
         kind: ErrorKind::Memory,
     },
     Case {
-        name: "a product of integers",
+        name: "a matmul of integers",
         output: (DType::I32, &[2, 2]),
         lower: |cx| {
             let x = cx.input(0);
             let i = cx.map_to(DType::I32, &[2, 3], &[&x], |e, r| e.cast(Class::I64, r[0]));
-            let kind = MatMul { n: 2, rhs_transposed: true, ..PRODUCT };
+            let kind = MatMul { n: 2, rhs_transposed: true, ..MATMUL };
             cx.contract(ContractKind::MatMul(kind), &i, &i)
         },
         kind: ErrorKind::DType,
     },
     Case {
-        name: "a convolution of a larger image",
+        name: "a convolution of an image larger than its buffer",
         output: SAME,
         lower: |cx| conv(cx, Conv2d { in_size: [20, 30], ..CONV }),
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "a convolution that moves by nothing",
+        name: "a convolution with stride 0",
         output: SAME,
         lower: |cx| conv(cx, Conv2d { stride: [0, 1], ..CONV }),
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "a filter too small",
+        name: "a convolution whose filter is too small",
         output: SAME,
         lower: |cx| conv(cx, Conv2d { kernel: [3, 3], pad_low: [1, 1], ..CONV }),
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "a depthwise convolution that makes channels",
+        name: "a depthwise convolution that adds channels",
         output: (DType::F32, &[1, 2, 3, 2]),
         lower: |cx| {
             let x = cx.input(0);
@@ -245,7 +245,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "pooling of a larger image",
+        name: "pooling of an image larger than its buffer",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -254,7 +254,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "pooling that moves by nothing",
+        name: "pooling with stride 0",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -263,7 +263,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "maxima without their places",
+        name: "max pooling with one output: values without indices",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -272,13 +272,13 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "a gradient of maxima without inputs",
+        name: "the gradient of max pooling without inputs",
         output: SAME,
         lower: |cx| cx.pool(PoolKind::MaxGrad, pool(), &[]).remove(0),
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "padding to another size",
+        name: "padding to a size other than the declared one",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -287,7 +287,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "padding of one dimension of two",
+        name: "padding for one dimension of two",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -296,7 +296,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "padding past 64 bits",
+        name: "padding that overflows 64 bits",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -305,7 +305,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Memory,
     },
     Case {
-        name: "parts that are too long together",
+        name: "a concat longer than the declared output",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -313,9 +313,14 @@ const CASES: &[Case] = &[
         },
         kind: ErrorKind::Shape,
     },
-    Case { name: "no parts", output: SAME, lower: |cx| cx.concat(&[], 0), kind: ErrorKind::Argument },
     Case {
-        name: "parts along a dimension that does not exist",
+        name: "a concat of nothing",
+        output: SAME,
+        lower: |cx| cx.concat(&[], 0),
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "a concat along a dimension that does not exist",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -324,7 +329,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "rows of a larger table",
+        name: "a gather from a table larger than its buffer",
         output: SAME,
         lower: |cx| {
             let sizes = GatherScatter { batch: 1, rows: 1 << 20, width: 3, count: 2, shared: true };
@@ -333,7 +338,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "more row numbers than there are",
+        name: "a gather of more indices than its operand has",
         output: SAME,
         lower: |cx| {
             let sizes = GatherScatter { batch: 1, rows: 2, width: 3, count: 200, shared: true };
@@ -342,7 +347,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "rows added to a larger table",
+        name: "a scatter-add into a table larger than the output",
         output: SAME,
         lower: |cx| {
             let sizes = GatherScatter { batch: 1, rows: 1 << 20, width: 3, count: 2, shared: true };
@@ -351,7 +356,7 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "running sums of more elements",
+        name: "a cumsum over more elements than its operand has",
         output: SAME,
         lower: |cx| {
             let x = cx.input(0);
@@ -360,31 +365,31 @@ const CASES: &[Case] = &[
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "an order of longer rows",
+        name: "an argsort of rows longer than its operand",
         output: (DType::I64, &[2, 3]),
         lower: |cx| argsort(cx, 2, 300, 3),
         kind: ErrorKind::Shape,
     },
     Case {
-        name: "more places than elements",
+        name: "an argsort that returns more indices than elements",
         output: (DType::I64, &[2, 9]),
         lower: |cx| argsort(cx, 2, 3, 9),
         kind: ErrorKind::Argument,
     },
     Case {
-        name: "places that are not i64",
+        name: "an argsort whose indices are not i64",
         output: SAME,
         lower: |cx| argsort(cx, 2, 3, 3),
         kind: ErrorKind::DType,
     },
     Case {
-        name: "random integers",
+        name: "random numbers with an integer output",
         output: (DType::I32, &[2, 3]),
         lower: |cx| cx.random("stream", &[2, 3], false),
         kind: ErrorKind::DType,
     },
     Case {
-        name: "a sum of integers over towers",
+        name: "an all-reduce of integers",
         output: (DType::I32, &[2, 3]),
         lower: |cx| {
             let x = cx.input(0);
@@ -432,7 +437,7 @@ fn every_bad_lowering_is_an_error_that_names_the_operation() {
         let session = Session::with(graph.freeze().unwrap(), options).unwrap();
         let fed = HostTensor::new([2, 3], vec![1.0f32; 6]).unwrap();
         match session.run(&[&y, &z], &[("x", &fed)]) {
-            Ok(made) => wrong.push(format!("{}: {made:?}", case.name)),
+            Ok(values) => wrong.push(format!("{}: {values:?}", case.name)),
             Err(e) => {
                 let site = e.site().is_some_and(|s| s.file.ends_with("bad_lowering.rs") && s.line == line);
                 if e.kind() != case.kind || !e.message().starts_with("Bad") || !site {

@@ -46,7 +46,7 @@ fn plain_loops() {
     assert_same_for_any_number_of_threads(Isa::Plain);
 }
 
-/// Every instruction set that this machine has.
+/// Every vector instruction set of this machine.
 #[test]
 fn vector_loops() {
     Isa::available().filter(|&isa| isa != Isa::Plain).for_each(assert_same_for_any_number_of_threads);

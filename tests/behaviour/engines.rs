@@ -9,7 +9,7 @@ use tensorpack::runtime::{
     Engine, Executable, Executor, Feed, RunInfo, SavedValue, Source, Turns, engines, register_engine,
 };
 
-/// Runs on the reference engine and counts what is asked of it.
+/// Forwards to the reference engine and counts the calls.
 struct Counting {
     name: &'static str,
     counts: &'static Counts,
@@ -50,7 +50,7 @@ impl Engine for Counting {
     }
 
     fn description(&self) -> String {
-        "the reference engine, counted".into()
+        "the reference engine, counting calls".into()
     }
 
     fn shares_variables(&self) -> bool {

@@ -15,7 +15,7 @@ use tensorpack_testing::assert_mentions;
 /// Checks that `error` points at `line` of this file.
 #[track_caller]
 fn assert_points_at(error: &Error, line: u32) {
-    let site = error.site().unwrap_or_else(|| panic!("the error has no place: {error}"));
+    let site = error.site().unwrap_or_else(|| panic!("the error has no source location: {error}"));
     assert!(site.file.ends_with("tests/behaviour/errors.rs"), "points into {}: {error}", site.file);
     assert_eq!(site.line, line, "{error}");
 }
@@ -46,7 +46,7 @@ fn join(t: &TowerContext, y: &Tensor, x: &Tensor) -> Tensor {
 }
 
 #[test]
-fn three_functions_deep() {
+fn errors_three_functions_deep_name_scope_and_shapes() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(8), Some(8), Some(3)]));
@@ -124,7 +124,7 @@ fn composed_operations_point_at_their_caller() {
 }
 
 #[test]
-fn shapes_that_differ_only_when_fed() {
+fn shapes_that_conflict_only_once_fed() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let a = g.placeholder(&TensorSpec::f32("a", [None, Some(3)]));
@@ -322,9 +322,9 @@ fn no_node_points_at_a_line_of_the_library() {
     assert_users_lines("resnet", models::small_resnet().graph);
     let g = Graph::new();
     let x = g.placeholder(&TensorSpec::f32("x", [Some(4), Some(6)]));
-    let made = [Tensor::relu, Tensor::silu, Tensor::mean].map(|f| f(&x));
+    let results = [Tensor::relu, Tensor::silu, Tensor::mean].map(|f| f(&x));
     let parts = x.unstack(0).iter().map(Tensor::square).collect::<Vec<_>>();
-    let cost = g.stack(&parts, 1).mean_axes(&[0]).sum() + &made[2];
+    let cost = g.stack(&parts, 1).mean_axes(&[0]).sum() + &results[2];
     gradients(&cost, &[&x]).unwrap();
     assert_users_lines("function pointers", g);
 }

@@ -1,5 +1,5 @@
 //! Attributes whose products overflow, for every operation with sizes: an error or a result, but
-//! never a panic or an endless loop. `src/op_tests/exported.rs` tests damaged model files.
+//! never a panic or a hang. `src/op_tests/exported.rs` tests damaged model files.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -9,13 +9,14 @@ use tensorpack::ops::{Conv1dOptions, Conv2dOptions, Padding, PoolOptions, Random
 use tensorpack::runtime::{IntoFetch, Session, SessionOptions};
 use tensorpack::{DType, Error, HostTensor, Result};
 
-/// The inputs of an operation.
+/// Sizes whose products overflow 32 or 64 bits.
 const HOSTILE: [usize; 9] =
     [(1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40, 1 << 47, 1 << 48, (1 << 60) - 9, 1 << 62, usize::MAX];
 
 /// The time limit for one operation, generous for a busy machine.
-const SOON: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
+/// The inputs of an operation.
 struct Inputs {
     graph: Graph,
     /// `[1, 4, 4, 3]`.
@@ -26,7 +27,7 @@ struct Inputs {
     v: Tensor,
     /// `[3]`, integers.
     i: Tensor,
-    /// `[n, 0]`, of the hostile size.
+    /// `[n, 0]`, where `n` is the hostile size.
     empty: Tensor,
 }
 
@@ -38,7 +39,7 @@ fn signed(n: usize) -> isize {
 type Build = fn(&Inputs, usize) -> Tensor;
 
 /// Operations with one hostile attribute that always fail.
-const ERRORS: &[(&str, Build)] = &[
+const ALWAYS_ERRORS: &[(&str, Build)] = &[
     ("conv2d, dilation", |t, n| t.x.conv2d(&t.w, Conv2dOptions { dilation: [n, n], ..Default::default() })),
     ("conv2d, padding", |t, n| {
         let padding = Padding::Explicit([[n, 0], [0, n]]);
@@ -71,9 +72,9 @@ const ERRORS: &[(&str, Build)] = &[
         let padding = Padding::Explicit([[n, n], [0, 0]]);
         t.x.average_pool_with(PoolOptions { padding, ..PoolOptions::square(2) })
     }),
-    ("pad, before", |t, n| t.v.pad(&[n], &[0], &[0])),
-    ("pad, after", |t, n| t.v.pad(&[0], &[n], &[0])),
-    ("pad, between", |t, n| t.v.pad(&[0], &[0], &[n])),
+    ("pad, low", |t, n| t.v.pad(&[n], &[0], &[0])),
+    ("pad, high", |t, n| t.v.pad(&[0], &[n], &[0])),
+    ("pad, interior", |t, n| t.v.pad(&[0], &[0], &[n])),
     ("tile", |t, n| t.v.exp().tile(&[n])),
     ("repeat", |t, n| t.v.repeat(n, 0)),
     ("one_hot", |t, n| t.i.one_hot(n, DType::F32)),
@@ -98,7 +99,7 @@ const ERRORS: &[(&str, Build)] = &[
         let (a, b) = (t.v.reshape(&[6, 1]), t.v.sum().broadcast_to(&[1, signed(n)]));
         a.matmul(&b)
     }),
-    ("matmul of nothing", |t, n| {
+    ("matmul over an empty axis", |t, n| {
         let none = t.v.slice_axis(0, 0, Some(0));
         none.reshape(&[1, 0]).matmul(&none.sum().broadcast_to(&[0, signed(n)]))
     }),
@@ -111,8 +112,8 @@ const ERRORS: &[(&str, Build)] = &[
     }),
 ];
 
-/// Operations that accept some of the attributes, because they take no memory or time.
-const ANY: &[(&str, Build)] = &[
+/// Operations that accept some hostile sizes, because those cost neither memory nor time.
+const SOMETIMES_VALID: &[(&str, Build)] = &[
     ("conv2d, stride", |t, n| t.x.conv2d(&t.w, Conv2dOptions { stride: [n, n], ..Default::default() })),
     ("conv2d, dilation along one axis", |t, n| {
         let w = t.w.slice_axis(1, 0, Some(1));
@@ -132,33 +133,35 @@ const ANY: &[(&str, Build)] = &[
     ("slice, step", |t, n| t.v.strided_slice(&[1], &[None], &[n])),
     ("broadcast", |t, n| t.v.sum().broadcast_to(&[signed(n)]).slice_axis(0, 1, Some(4))),
     ("reverse", |t, n| t.v.sum().broadcast_to(&[signed(n)]).reverse(&[0]).slice_axis(0, 1, Some(4))),
-    ("gather of nothing", |t, _| t.empty.gather(&t.i, 0)),
-    ("scatter_add of nothing", |t, n| t.empty.gather(&t.i, 0).scatter_add(&t.i, n, 0)),
-    ("cumsum of nothing", |t, _| t.empty.cumsum(0)),
-    ("argsort of nothing", |t, _| t.empty.argsort_descending(1)),
-    ("matmul of empties", |t, _| t.empty.matmul(&t.empty.matrix_transpose()).sum()),
-    ("three sizes of nothing", |t, n| t.empty.expand_dims(0).broadcast_to(&[signed(n), signed(n), 0]).exp()),
-    ("pad of nothing", |t, n| t.empty.pad(&[n, 0], &[0, 0], &[n, n])),
-    ("concat of nothing", |t, _| t.graph.concat(&[t.empty.exp(), t.empty.clone()], 0)),
-    ("transpose of nothing", |t, _| t.empty.expand_dims(1).transpose(&[2, 1, 0]).exp()),
-    ("average_pool of nothing", |t, _| {
+    ("gather, empty", |t, _| t.empty.gather(&t.i, 0)),
+    ("scatter_add, empty", |t, n| t.empty.gather(&t.i, 0).scatter_add(&t.i, n, 0)),
+    ("cumsum, empty", |t, _| t.empty.cumsum(0)),
+    ("argsort, empty", |t, _| t.empty.argsort_descending(1)),
+    ("matmul, empty", |t, _| t.empty.matmul(&t.empty.matrix_transpose()).sum()),
+    ("exp, empty, with two hostile sizes", |t, n| {
+        t.empty.expand_dims(0).broadcast_to(&[signed(n), signed(n), 0]).exp()
+    }),
+    ("pad, empty", |t, n| t.empty.pad(&[n, 0], &[0, 0], &[n, n])),
+    ("concat, empty", |t, _| t.graph.concat(&[t.empty.exp(), t.empty.clone()], 0)),
+    ("transpose, empty", |t, _| t.empty.expand_dims(1).transpose(&[2, 1, 0]).exp()),
+    ("average_pool, empty", |t, _| {
         let images = t.empty.expand_dims(0).expand_dims(2);
         images.average_pool_with(PoolOptions { padding: Padding::Same, ..PoolOptions::square(2) })
     }),
 ];
 
-/// Builds, differentiates and runs an operation. A panic becomes an error.
+/// Builds, differentiates and runs an operation.
 fn attempt(build: Build, n: usize) -> Result<Vec<HostTensor>> {
     let graph = Graph::new();
-    let place = |name: &str, dtype, sizes: &[usize]| {
+    let placeholder = |name: &str, dtype, sizes: &[usize]| {
         let known: Vec<Option<usize>> = sizes.iter().copied().map(Some).collect();
         graph.placeholder(&TensorSpec::new(name, dtype, known))
     };
     let inputs = Inputs {
-        x: place("x", DType::F32, &[1, 4, 4, 3]),
-        w: place("w", DType::F32, &[2, 2, 3, 5]),
-        v: place("v", DType::F32, &[6]),
-        i: place("i", DType::I64, &[3]),
+        x: placeholder("x", DType::F32, &[1, 4, 4, 3]),
+        w: placeholder("w", DType::F32, &[2, 2, 3, 5]),
+        v: placeholder("v", DType::F32, &[6]),
+        i: placeholder("i", DType::I64, &[3]),
         empty: graph.placeholder(&TensorSpec::f32("empty", [None, Some(0)])),
         graph: graph.clone(),
     };
@@ -171,7 +174,7 @@ fn attempt(build: Build, n: usize) -> Result<Vec<HostTensor>> {
     let options = SessionOptions {
         threads: Some(2),
         memory_limit: Some(256 << 20),
-        deadline: SOON,
+        deadline: TIME_LIMIT,
         ..SessionOptions::default()
     };
     let session = Session::with(graph.freeze()?, options)?;
@@ -200,13 +203,13 @@ fn outcomes(
                 let _ = send.send(caught.map_err(|_| ()));
             });
             let what = format!("{name} {n}");
-            let outcome = done.recv_timeout(SOON).unwrap_or_else(|_| panic!("{what} takes too long"));
+            let outcome = done.recv_timeout(TIME_LIMIT).unwrap_or_else(|_| panic!("{what} takes too long"));
             let outcome = outcome.unwrap_or_else(|()| panic!("{what} panicked"));
             if let Err(e) = &outcome {
                 // A session turns a kernel's panic into an error.
                 assert!(!e.message().contains("panicked"), "{what}: {e}");
             }
-            outcomes.push((what, outcome.map(|made| made.len())));
+            outcomes.push((what, outcome.map(|values| values.len())));
         }
     }
     outcomes
@@ -214,18 +217,19 @@ fn outcomes(
 
 #[test]
 fn sizes_beyond_memory_are_errors() {
-    let fine: Vec<String> =
-        outcomes(ERRORS, &HOSTILE).into_iter().filter(|(_, o)| o.is_ok()).map(|(n, _)| n).collect();
-    assert!(fine.is_empty(), "no errors: {fine:#?}");
+    let accepted: Vec<String> =
+        outcomes(ALWAYS_ERRORS, &HOSTILE).into_iter().filter(|(_, o)| o.is_ok()).map(|(n, _)| n).collect();
+    assert!(accepted.is_empty(), "no errors: {accepted:#?}");
 }
 
 #[test]
 fn large_sizes_that_need_no_memory_finish_quickly() {
-    let outcomes = outcomes(ANY, &[&[5][..], &HOSTILE].concat());
-    // Each operation accepts at least one size, if only 5.
+    let outcomes = outcomes(SOMETIMES_VALID, &[&[5][..], &HOSTILE].concat());
+    // Each operation accepts at least one of the sizes.
     let works = |name: &str| {
         outcomes.iter().any(|(what, o)| what.rsplit_once(' ').is_some_and(|(w, _)| w == name) && o.is_ok())
     };
-    let never: Vec<&str> = ANY.iter().map(|(name, _)| *name).filter(|name| !works(name)).collect();
+    let never: Vec<&str> =
+        SOMETIMES_VALID.iter().map(|(name, _)| *name).filter(|name| !works(name)).collect();
     assert!(never.is_empty(), "{never:?} never work: {outcomes:#?}");
 }

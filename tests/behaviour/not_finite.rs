@@ -84,10 +84,7 @@ fn a_bad_step_changes_nothing() {
                 let costs = (tried.step(k, 2.0).unwrap(), skipped.step(k, 2.0).unwrap());
                 assert_eq!(costs.0, costs.1, "step {k} after a bad step {bad_at}");
             }
-            assert!(
-                tried.variables() == skipped.variables(),
-                "training went another way after a bad step {bad_at}"
-            );
+            assert!(tried.variables() == skipped.variables(), "training diverged after a bad step {bad_at}");
         }
     }
 }
@@ -98,7 +95,7 @@ fn a_bad_step_keeps_the_slots_of_the_optimizer() {
     net.step(0, 1.0).unwrap();
     let names: Vec<String> = net.variables().into_iter().map(|(name, _)| name).collect();
     for slot in ["fc0/W/adam_m", "fc0/W/adam_v", "fc1/b/adam_m", "adam_beta1_power", "adam_beta2_power"] {
-        assert!(names.iter().any(|n| n == slot), "{slot} is not among {names:?}");
+        assert!(names.iter().any(|n| n == slot), "{slot} is missing from {names:?}");
     }
     let changed =
         |a: &[(String, Vec<u8>)], b: &[(String, Vec<u8>)]| a.iter().zip(b).filter(|(a, b)| a != b).count();
@@ -177,19 +174,19 @@ fn a_run_that_changes_nothing_may_return_a_nan() {
 }
 
 #[test]
-fn a_bad_hooked_run_is_not_counted_and_delivers_nothing() {
+fn a_non_finite_step_run_is_not_counted_and_delivers_nothing() {
     let net = net(&Adam::new(0.01), 2);
-    let mut hooked = StepProgram::new(&[&net.train]);
-    let cost = hooked.declare(&net.cost, Cadence::EveryRun).unwrap();
+    let mut program = StepProgram::new(&[&net.train]);
+    let cost = program.declare(&net.cost, Cadence::EveryRun).unwrap();
     let ratio =
-        hooked.declare(&net.session.graph().fetch("head/ratio").unwrap(), Cadence::EverySteps(2)).unwrap();
+        program.declare(&net.session.graph().fetch("head/ratio").unwrap(), Cadence::EverySteps(2)).unwrap();
     let mut run = |step: u64, divisor: f32| {
         let [x, label] = batch(step);
         let divisor = HostTensor::scalar(divisor);
         let clock = Clock { global_step: step, last_of_epoch: false };
         let feeds = [("x", &x), ("label", &label), ("divisor", &divisor)];
-        let ran = hooked.run(&net.session, clock, &feeds);
-        (ran, hooked.value(cost).cloned(), hooked.value(ratio).cloned())
+        let ran = program.run(&net.session, clock, &feeds);
+        (ran, program.value(cost).cloned(), program.value(ratio).cloned())
     };
     let (ran, cost, ratio) = run(1, 1.0);
     assert!(ran.is_ok() && cost.is_some() && ratio.is_none());
@@ -204,7 +201,7 @@ fn a_bad_hooked_run_is_not_counted_and_delivers_nothing() {
 }
 
 #[test]
-fn an_infinity_on_the_way_to_a_finite_next_value_is_no_error() {
+fn an_infinite_intermediate_of_a_finite_update_is_no_error() {
     // Only costs, gradients and next values must be finite, on every device. The bf16 value is stored
     // before the update, and overflows.
     for device in [Device::Cpu(0), Device::Reference] {

@@ -18,7 +18,7 @@ fn shapes_are_correct_values_zero_and_variables_unchanged() {
     let before = values();
     assert!(
         before[0].as_slice::<f32>().unwrap().iter().any(|&x| x != 0.0),
-        "first values are drawn all the same"
+        "initial values are drawn as on any device"
     );
     let feeds = [("image", &image), ("label", &label)];
     for _ in 0..2 {

@@ -42,9 +42,9 @@ fn run(isa: Isa, rows: usize, weights: Weights) -> (Vec<u32>, String) {
     let session = Session::with(g.freeze().unwrap(), options).unwrap();
     let x: Vec<f32> = (0..rows * UNITS).map(|i| (i * 7919 % 1000) as f32 * 0.002 - 1.0).collect();
     let x = HostTensor::new([rows, UNITS], x).unwrap();
-    let made = session.run(&[&y, &dx], &[("x", &x)]).unwrap();
+    let fetched = session.run(&[&y, &dx], &[("x", &x)]).unwrap();
     let bits =
-        made.iter().flat_map(|m| m.as_slice::<f32>().unwrap()[..3 * UNITS].iter().map(|x| x.to_bits()));
+        fetched.iter().flat_map(|m| m.as_slice::<f32>().unwrap()[..3 * UNITS].iter().map(|x| x.to_bits()));
     (bits.collect(), session.plan_text(&[&y, &dx], &[("x", &x)]).unwrap())
 }
 

@@ -38,7 +38,7 @@ fn two_layers_with_adam() {
     assert_eq!(
         commits.iter().filter(|l| l.matches('[').count() == 4).count(),
         1,
-        "one pass over all four variables"
+        "one fused update of all four variables"
     );
 }
 
@@ -108,23 +108,23 @@ fn peak_live_bytes(text: &str) -> usize {
         }
         for part in left.split('%').skip(1) {
             // `3 f32[8, 16], ` or `3 f32[8, 16] in place of `; in the latter case the part after it
-            // is the place alone.
-            let Some((id, form)) = part.split_once(' ').filter(|(_, form)| form.contains('[')) else {
+            // is only the reused buffer.
+            let Some((id, spec)) = part.split_once(' ').filter(|(_, spec)| spec.contains('[')) else {
                 continue;
             };
             let id: u32 = id.parse().unwrap();
-            let place = form.ends_with("in place of ").then(|| {
+            let reused = spec.ends_with("in place of ").then(|| {
                 let at = left.split_once(&format!("%{part}%")).unwrap().1;
                 results(&format!("%{at}")).next().unwrap()
             });
-            match place {
+            match reused {
                 Some(other) => {
                     owner.insert(id, owner[&other]);
                     lives.get_mut(&owner[&other]).unwrap().2 = t;
                 }
                 None => {
                     owner.insert(id, id);
-                    lives.insert(id, (bytes(form), t, t));
+                    lives.insert(id, (bytes(spec), t, t));
                 }
             }
         }
@@ -144,9 +144,9 @@ fn arena_is_tight(name: &str, model: Model) {
     let (cost, train) = (model.cost.clone(), model.train.clone());
     let text = plan(model.graph, &[&cost, &train], &[("image", &image), ("label", &label)]);
     let (arena, live) = (number_after(&text, "\narena "), peak_live_bytes(&text));
-    assert!(live > 100_000, "{name}: no more than {live} bytes alive in\n{text}");
+    assert!(live > 100_000, "{name}: only {live} live bytes in\n{text}");
     assert!(arena >= live, "{name}: {arena} bytes cannot hold {live}");
-    assert!(arena as f64 <= 1.15 * live as f64, "{name}: {arena} bytes for {live} alive at once");
+    assert!(arena as f64 <= 1.15 * live as f64, "{name}: {arena} bytes for a peak of {live} live bytes");
 }
 
 fn number_after(text: &str, word: &str) -> usize {

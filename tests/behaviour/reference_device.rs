@@ -42,7 +42,7 @@ fn assert_close(what: &str, found: &HostTensor, right: &HostTensor, tolerance: f
 }
 
 #[test]
-fn it_is_selected_by_name() {
+fn the_reference_device_is_selected_by_name() {
     assert_eq!("reference".parse::<Device>().unwrap(), Device::Reference);
     assert!("reference:0".parse::<Device>().is_err());
     let graph = Graph::new();
@@ -52,7 +52,7 @@ fn it_is_selected_by_name() {
 
 /// Convolution, normalization with running statistics, pooling, dropout, an average of the weights.
 #[test]
-fn five_steps_of_training_are_those_of_the_cpu_engine() {
+fn five_training_steps_agree_with_the_cpu_engine() {
     let run = |device| {
         let graph = Graph::new();
         let t = TowerContext::training(&graph);
@@ -154,7 +154,7 @@ fn updates_compose() {
 }
 
 #[test]
-fn not_finite_errors_are_those_of_the_cpu_engine() {
+fn non_finite_errors_match_the_cpu_engine() {
     let run = |device| {
         let graph = Graph::new();
         let t = TowerContext::training(&graph);
@@ -198,7 +198,7 @@ fn an_update_that_overflows_changes_nothing() {
 }
 
 #[test]
-fn bad_feeds_and_fetches_are_the_errors_of_the_cpu_engine() {
+fn errors_of_bad_feeds_and_fetches_match_the_cpu_engine() {
     let run = |device| {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(3)]));
@@ -223,9 +223,9 @@ fn bad_feeds_and_fetches_are_the_errors_of_the_cpu_engine() {
     assert_eq!(engine, reference);
 }
 
-/// Plain and hooked runs draw the same random bits as the CPU engine.
+/// Plain runs and step runs draw the same random bits as the CPU engine.
 #[test]
-fn random_numbers_are_those_of_the_cpu_engine() {
+fn random_numbers_match_the_cpu_engine() {
     let run = |device| {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::new("x", DType::F64, [None, Some(3)]));
@@ -236,9 +236,9 @@ fn random_numbers_are_those_of_the_cpu_engine() {
         let feeds = [("x", &fed)];
         let plain = || session.run(&[&first, &second], &feeds).unwrap();
         let mut drawn = [plain(), plain()].concat();
-        let mut hooked = StepProgram::new(&[&first, &second]);
-        hooked.run(&session, Clock { global_step: 1, last_of_epoch: false }, &feeds).unwrap();
-        drawn.extend(hooked.results().to_vec());
+        let mut program = StepProgram::new(&[&first, &second]);
+        program.run(&session, Clock { global_step: 1, last_of_epoch: false }, &feeds).unwrap();
+        drawn.extend(program.results().to_vec());
         drawn.extend(plain());
         drawn
     };
@@ -249,7 +249,7 @@ fn random_numbers_are_those_of_the_cpu_engine() {
 
 /// Two towers with separate batches, dropout, and a layer with an all-reduce that is used twice.
 #[test]
-fn towers_meet_at_their_sums() {
+fn towers_all_reduce_in_training() {
     let run = |device| {
         let graph = Graph::new();
         let mut fetches: Vec<Tensor> = Vec::new();

@@ -21,8 +21,8 @@ fn train(isa: Isa, threads: usize, indices: &[i32], steps: usize) -> (Vec<Result
     let session = Session::with(graph.freeze().unwrap(), options).unwrap();
     let fed = HostTensor::new([indices.len()], indices.to_vec()).unwrap();
     let run = || -> Result<f32> {
-        let made = session.run(&[&cost, &train], &[("words", &fed)])?;
-        Ok(made[0].as_slice::<f32>()?[0])
+        let fetched = session.run(&[&cost, &train], &[("words", &fed)])?;
+        Ok(fetched[0].as_slice::<f32>()?[0])
     };
     let losses = (0..steps).map(|_| run()).collect();
     (losses, session.read("table").unwrap())
@@ -60,9 +60,9 @@ fn an_index_out_of_range_changes_no_variable() {
     wrong[4321] = WORDS as i32;
     let (losses, after) = train(isa, 2, &wrong, 2);
     for loss in losses {
-        let said = loss.unwrap_err().to_string();
+        let message = loss.unwrap_err().to_string();
         let right = format!("element 4321 of the indices is {WORDS}, which is outside 0..{WORDS}");
-        assert!(said.contains(&right) && said.contains(file!()), "{said}");
+        assert!(message.contains(&right) && message.contains(file!()), "{message}");
     }
     assert!(before.as_bytes() == after.as_bytes());
 }

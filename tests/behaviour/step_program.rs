@@ -1,4 +1,4 @@
-//! Hooked runs: each fetch is delivered exactly when it is due, results do not depend on other
+//! Step runs: each fetch is delivered exactly when it is due, results do not depend on other
 //! fetches, and random numbers depend only on the run index.
 
 use super::models;
@@ -12,7 +12,7 @@ use tensorpack_testing::assert_mentions;
 struct Counting {
     session: Session,
     count: Fetch,
-    raise: Fetch,
+    increment: Fetch,
     twice: Fetch,
     drawn: Fetch,
     dropped: Fetch,
@@ -23,16 +23,16 @@ fn counting(programs: usize, seed: u64) -> Counting {
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [None]));
     let count = t.variable(VariableSpec::new("count", []).init(Init::zeros()).non_trainable());
-    let raise = count.update(|c| c + x.sum());
+    let increment = count.update(|c| c + x.sum());
     let twice = count.value() * 2.0;
     let drawn = x.random_uniform_like(DType::F32);
     let dropped = (x.dropout(0.5) * 1.0).named("dropped");
     let f = |t: &tensorpack::graph::Tensor| Fetch::from(t);
-    let (count, raise, twice, drawn, dropped) =
-        (f(&count), Fetch::from(&raise), f(&twice), f(&drawn), f(&dropped));
+    let (count, increment, twice, drawn, dropped) =
+        (f(&count), Fetch::from(&increment), f(&twice), f(&drawn), f(&dropped));
     let options = SessionOptions { programs, seed, ..SessionOptions::default() };
     let session = Session::with(g.freeze().unwrap(), options).unwrap();
-    Counting { session, count, raise, twice, drawn, dropped }
+    Counting { session, count, increment, twice, drawn, dropped }
 }
 
 fn ones(n: usize) -> HostTensor {
@@ -46,7 +46,7 @@ fn at(step: u64) -> Clock {
 #[test]
 fn cadences_deliver_exactly_what_is_due() {
     let c = counting(16, 0);
-    let mut run = StepProgram::new(&[&c.raise]);
+    let mut run = StepProgram::new(&[&c.increment]);
     // Frequent and rare fetches alternate.
     let third = run.declare(&c.twice, Cadence::EverySteps(3)).unwrap();
     let always = run.declare(&c.count, Cadence::EveryRun).unwrap();
@@ -72,7 +72,7 @@ fn cadences_deliver_exactly_what_is_due() {
 #[test]
 fn extra_fetches_do_not_shift_declared_ones() {
     let c = counting(16, 0);
-    let mut run = StepProgram::new(&[&c.drawn, &c.raise]);
+    let mut run = StepProgram::new(&[&c.drawn, &c.increment]);
     let rare = run.declare(&c.twice, Cadence::EveryEpoch).unwrap();
     let often = run.declare(&c.count, Cadence::EveryRun).unwrap();
     for step in 1..=10u64 {
@@ -86,7 +86,7 @@ fn extra_fetches_do_not_shift_declared_ones() {
 #[test]
 fn nothing_is_delivered_before_the_first_run() {
     let c = counting(16, 0);
-    let mut run = StepProgram::new(&[&c.raise]);
+    let mut run = StepProgram::new(&[&c.increment]);
     let always = run.declare(&c.count, Cadence::EveryRun).unwrap();
     assert!(run.value(always).is_none());
     let e = run.declare(&c.count, Cadence::EverySteps(0)).unwrap_err();
@@ -100,14 +100,14 @@ fn nothing_is_delivered_before_the_first_run() {
 /// Fetching intermediate results prevents fusion, which must not change any bit.
 #[test]
 fn bits_do_not_depend_on_what_is_fetched() {
-    let train = |insides: &dyn Fn(&Frozen) -> Vec<Fetch>| {
+    let train = |intermediates: &dyn Fn(&Frozen) -> Vec<Fetch>| {
         let model = models::small_resnet();
         let batches: Vec<[HostTensor; 2]> = (0..6).map(|k| model.batch(4, k)).collect();
         let (cost, train) = (Fetch::from(&model.cost), Fetch::from(&model.train));
         let session = Session::new(model.graph.freeze().unwrap()).unwrap();
         let mut run = StepProgram::new(&[&train]);
         let cost = run.declare(&cost, Cadence::EveryRun).unwrap();
-        for f in insides(session.graph()) {
+        for f in intermediates(session.graph()) {
             run.declare(&f, Cadence::EverySteps(2)).unwrap();
         }
         let costs: Vec<u32> = batches
@@ -128,9 +128,9 @@ fn bits_do_not_depend_on_what_is_fetched() {
         let with_value = graph.nodes().iter().filter(|n| !n.outputs.is_empty());
         with_value.step_by(3).filter_map(|n| graph.fetch(&n.name).ok()).collect::<Vec<_>>()
     };
-    let beside_others = train(&every_third);
-    assert_eq!(alone.0, beside_others.0);
-    for ((name, a), (_, b)) in alone.1.iter().zip(&beside_others.1) {
+    let with_others = train(&every_third);
+    assert_eq!(alone.0, with_others.0);
+    for ((name, a), (_, b)) in alone.1.iter().zip(&with_others.1) {
         assert!(a.as_bytes() == b.as_bytes(), "{name} depends on what is fetched");
     }
 }
@@ -176,20 +176,20 @@ fn sums_do_not_depend_on_what_is_fused_into_them() {
         let feeds = [("x", &values[0]), ("rows", &values[1]), ("columns", &values[2])];
         for (i, result) in results.iter().enumerate() {
             let alone = session.run(&[result], &feeds).unwrap().swap_remove(0);
-            let beside = session.run(&[result, &y], &feeds).unwrap().swap_remove(0);
+            let with_operand = session.run(&[result, &y], &feeds).unwrap().swap_remove(0);
             assert!(
-                alone.as_bytes() == beside.as_bytes(),
-                "result {i} over {sizes:?}: {alone:?}, {beside:?}"
+                alone.as_bytes() == with_operand.as_bytes(),
+                "result {i} over {sizes:?}: {alone:?}, {with_operand:?}"
             );
         }
     }
 }
 
-/// Returns the random numbers of hooked runs `first..last`, with `plain` plain runs before each.
+/// Returns the random numbers of step runs `first..last`, with `plain` plain runs before each.
 fn draws(seed: u64, first: u64, last: u64, plain: usize) -> Vec<(HostTensor, HostTensor)> {
     let c = counting(16, seed);
     c.session.set_run_index(first).unwrap();
-    let mut run = StepProgram::new(&[&c.raise]);
+    let mut run = StepProgram::new(&[&c.increment]);
     let drawn = run.declare(&c.drawn, Cadence::EveryRun).unwrap();
     let dropped = run.declare(&c.dropped, Cadence::EverySteps(2)).unwrap();
     let x = ones(64);
@@ -215,7 +215,7 @@ fn random_numbers_depend_only_on_the_run() {
             assert!(all[i].0 != all[j].0 && all[i].1 != all[j].1, "runs {i} and {j} draw the same");
         }
     }
-    assert_eq!(draws(1, 3, 6, 0), all[3..], "a resumed run draws what it would have drawn");
+    assert_eq!(draws(1, 3, 6, 0), all[3..], "a resumed run continues the stream");
     assert_eq!(draws(1, 0, 6, 3), all, "plain runs in between change nothing");
     assert_ne!(draws(2, 0, 6, 0), all, "another seed draws something else");
 }
@@ -227,19 +227,19 @@ fn plain_runs_draw_new_numbers_each_time() {
     let draw = || c.session.run(&[&c.drawn], &[("x", &x)]).unwrap().swap_remove(0);
     let drawn = [draw(), draw(), draw()];
     assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2] && drawn[0] != drawn[2]);
-    let mut run = StepProgram::new(&[&c.raise]);
-    let hooked = run.declare(&c.drawn, Cadence::EveryRun).unwrap();
+    let mut run = StepProgram::new(&[&c.increment]);
+    let in_step = run.declare(&c.drawn, Cadence::EveryRun).unwrap();
     run.run(&c.session, at(1), &[("x", &x)]).unwrap();
-    assert!(!drawn.contains(run.value(hooked).unwrap()));
+    assert!(!drawn.contains(run.value(in_step).unwrap()));
     assert!(!drawn.contains(&draw()));
 }
 
 #[test]
-fn only_hooked_runs_are_counted() {
+fn only_step_runs_are_counted() {
     let c = counting(16, 0);
-    let mut run = StepProgram::new(&[&c.raise]);
+    let mut run = StepProgram::new(&[&c.increment]);
     for step in 1..=3 {
-        c.session.run(&[&c.raise], &[("x", &ones(2))]).unwrap();
+        c.session.run(&[&c.increment], &[("x", &ones(2))]).unwrap();
         run.run(&c.session, at(step), &[("x", &ones(2))]).unwrap();
         assert_eq!(c.session.run_index().unwrap(), step);
     }
@@ -250,7 +250,7 @@ fn only_hooked_runs_are_counted() {
 fn results_do_not_depend_on_the_number_of_cached_programs() {
     let results = |programs: usize| {
         let c = counting(programs, 0);
-        let mut run = StepProgram::new(&[&c.raise]);
+        let mut run = StepProgram::new(&[&c.increment]);
         let drawn = run.declare(&c.drawn, Cadence::EveryRun).unwrap();
         let rare = run.declare(&c.twice, Cadence::EverySteps(3)).unwrap();
         let mut got = Vec::new();

@@ -82,7 +82,7 @@ fn two_variables_swap() {
     assert_eq!((a, b), (vec![10.0, 20.0], vec![1.0, 2.0]));
 }
 
-/// Of two updates fused into one pass, the first reads what the second overwrites, although the
+/// Of two fused updates, the first reads what the second overwrites, although the
 /// second comes earlier in memory.
 #[test]
 fn fused_updates_read_values_before_they_are_overwritten() {
@@ -114,7 +114,7 @@ fn a_variable_becomes_its_own_reverse() {
 }
 
 #[test]
-fn a_fetch_beside_an_update_sees_the_value_before() {
+fn a_fetch_in_the_run_of_an_update_returns_the_value_before_it() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let a = variable(&t, "a", &[1.0, 2.0]);
@@ -157,7 +157,7 @@ fn a_shared_layer_is_one_variable_with_one_gradient() {
 }
 
 #[test]
-fn towers_share_what_the_first_made() {
+fn later_towers_share_the_variables_of_the_first() {
     let g = Graph::new();
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(2)]));
     let outputs: Vec<Tensor> = (0..3)
@@ -190,7 +190,7 @@ fn batch_norm_used_twice_updates_its_averages_twice() {
 }
 
 #[test]
-fn collections_hold_what_belongs_to_them() {
+fn variables_and_updates_are_in_their_collections() {
     let g = Graph::new();
     let t = TowerContext::training(&g);
     let x = g.placeholder(&TensorSpec::f32("x", [None, Some(2)]));
@@ -208,7 +208,7 @@ fn collections_hold_what_belongs_to_them() {
     assert_eq!(global.len(), 6 + 2 + 2 * trained.len());
     for name in trained {
         for slot in ["adam_m", "adam_v"] {
-            assert!(global.contains(&format!("{name}/{slot}")), "{name}/{slot} is not among {global:?}");
+            assert!(global.contains(&format!("{name}/{slot}")), "{name}/{slot} is missing from {global:?}");
         }
     }
     let frozen = g.freeze().unwrap();
@@ -313,7 +313,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: test_cases(500), ..ProptestConfig::default() })]
 
     #[test]
-    fn any_changes_of_any_variables(mut changes in changes()) {
+    fn random_updates_match_plain_rust(mut changes in changes()) {
         // Two assignments of one variable in one run are an error, which another test covers.
         let mut assigned = [false; COUNT];
         for c in changes.iter_mut().filter(|c| c.runs && c.plain) {
@@ -371,7 +371,7 @@ proptest! {
 
 /// An inference tower beside a training tower shares its weights; alone it creates them.
 #[test]
-fn an_inference_tower_shares_what_exists() {
+fn an_inference_tower_shares_existing_variables() {
     let build = |train_too: bool| {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(3)]));

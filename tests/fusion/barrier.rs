@@ -55,7 +55,7 @@ pub(crate) struct Building {
 }
 
 impl Building {
-    /// Returns `x`, behind a barrier in the graph that has barriers.
+    /// Returns `x`, followed by a barrier if the graph has barriers.
     pub(crate) fn stored(&self, x: Tensor) -> Tensor {
         if self.unfused { barrier(&x) } else { x }
     }

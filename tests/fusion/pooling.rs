@@ -217,7 +217,7 @@ fn pooled(choices: &[u32], dtype: DType, isa: Isa, unfused: bool) -> Result<Pool
 /// Masks of the gradient, and of the same elements permuted or reshaped: only the former may be
 /// hoisted above it.
 #[test]
-fn masks_of_turned_gradients_are_the_same() {
+fn masks_of_permuted_gradients_are_the_same() {
     for_random_graphs("masks", 200, |choices| {
         same_without_fusion(choices, |b, c| {
             let (batch, n, channels) = (1 + c.below(2), c.pick(&[4, 2, 3, 1]), 1 + c.below(3));

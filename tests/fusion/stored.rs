@@ -34,7 +34,7 @@ impl OpDef for Stored {
 }
 
 #[test]
-fn a_reader_sees_the_type_that_was_declared() {
+fn a_result_has_its_declared_dtype() {
     let values: Vec<f64> = vec![0.0, 0.3, -0.7, 1.0, 2.6, -3.9];
     for class in [Class::F32, Class::F64] {
         for dtype in [DType::Bool, DType::I64, DType::F32, DType::F64, DType::I32, DType::U8, DType::Bf16] {

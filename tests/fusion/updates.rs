@@ -1,5 +1,5 @@
-//! Compares updates that are written in place and merged into passes with the same next values
-//! fetched from a graph that has a barrier after every operation and writes no variable.
+//! Compares updates that are fused and written in place with the same next values fetched from a
+//! graph that has a barrier after every operation and writes no variable.
 //!
 //! The random graphs have variables of several types and of equal, reshaped and one-element sizes;
 //! next values that are views (transposed, sliced, reversed, broadcast) of other variables, feeds,
@@ -259,7 +259,7 @@ fn counted(n: usize, f: impl Fn(f64) -> f64) -> Vec<f64> {
 }
 
 #[test]
-fn a_part_of_a_next_value_may_be_another_variables() {
+fn a_slice_of_a_next_value_can_update_another_variable() {
     let mut run = Run::new();
     let (all, part) = (run.variable(&[6], DType::F32), run.variable(&[3], DType::F32));
     let next = all.value() * 2.0 + 1.0;
@@ -270,7 +270,7 @@ fn a_part_of_a_next_value_may_be_another_variables() {
 
 /// Padding after 40 elements is 8 elements of f32, but 24 of bf16.
 #[test]
-fn gradients_of_narrower_elements_are_each_variables_own() {
+fn gradients_of_a_narrower_dtype_update_the_right_elements() {
     let mut run = Run::new();
     for k in 0..3 {
         let (w, g) = (run.variable(&[40], DType::F32), run.temporary(&[40], DType::Bf16, 10 * k));
@@ -282,7 +282,7 @@ fn gradients_of_narrower_elements_are_each_variables_own() {
 
 /// Variables of f32 and f64 with few elements are equally far apart in bytes, not in elements.
 #[test]
-fn one_kernel_may_write_variables_of_several_types() {
+fn one_kernel_can_update_variables_of_several_dtypes() {
     let mut run = Run::new();
     let mut right = Vec::new();
     for k in [0, 2] {
@@ -298,7 +298,7 @@ fn one_kernel_may_write_variables_of_several_types() {
 }
 
 #[test]
-fn gradients_of_other_types_are_read_as_their_own() {
+fn gradients_of_another_dtype_are_read_in_that_dtype() {
     let mut run = Run::new();
     for (k, dtype) in [DType::F32, DType::I32, DType::F32, DType::I32].into_iter().enumerate() {
         let (w, g) = (run.variable(&[5], DType::F32), run.temporary(&[5], dtype, k));
@@ -323,7 +323,7 @@ fn a_temporary_may_be_read_twice() {
 }
 
 #[test]
-fn variables_may_trade_values() {
+fn variables_can_swap_values() {
     let mut run = Run::new();
     for sizes in [&[1][..], &[5], &[2, 2]] {
         let (a, b) = (run.variable(sizes, DType::F32), run.variable(sizes, DType::F32));
@@ -345,7 +345,7 @@ fn variables_may_trade_values() {
 /// Larger than the chunk of a thread: an element must not be overwritten while another result still
 /// depends on it.
 #[test]
-fn a_large_variable_may_become_a_turn_of_itself() {
+fn a_large_variable_can_become_its_own_permutation() {
     let n = 300;
     let at = |i: usize, j: usize| (n * i + j) as f64;
     let all = |f: &dyn Fn(usize, usize) -> f64| -> Vec<f64> { (0..n * n).map(|k| f(k / n, k % n)).collect() };

@@ -17,7 +17,7 @@
 //! | `TENSORPACK_FUZZ_CORPUS` | more files to mutate (default: the repository's corpus) |
 //!
 //! Input `i` of a parser is a function of the seed, `i` and the files to mutate. Each parser runs
-//! in a process of its own, so that a crash or a hang ends neither the others nor the report. The
+//! in its own process, so that a crash or a hang ends neither the others nor the report. The
 //! binary can be copied to another machine and run there.
 
 #[path = "../../crates/tensorpack-dataflow/fuzz/mutate.rs"]
@@ -104,8 +104,8 @@ fn main() -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs a parser in processes of its own for the given time. After a crash or a hang it goes on
-/// with the next case. Returns whether there was no failure.
+/// Runs a parser in child processes for the given time. After a crash or a hang it continues with
+/// the next case. Returns whether there was no failure.
 fn supervise(parser: &Parser, time: Duration) -> bool {
     let (started, mut ok, mut job) = (Instant::now(), true, job(time));
     for _ in 0..MAX_CRASHES {

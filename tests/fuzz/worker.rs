@@ -2,45 +2,22 @@
 
 use super::mutate::mutate;
 use super::parsers::Parser;
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::{self, File};
 use std::io::{Seek, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tensorpack_dataflow::Seed;
+use tensorpack_testing::PeakAllocator;
 
-/// An input that takes longer has found a hang.
+/// An input that takes longer counts as a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
 /// The number of failures after which a parser is not tested any further.
 const MAX_FAILURES: u64 = 20;
 
-/// An allocator that records peak memory use.
-struct PeakAllocator;
-
-static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: all calls are forwarded to the system allocator.
-unsafe impl GlobalAlloc for PeakAllocator {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = LIVE_BYTES.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK_BYTES.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: the caller upholds the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller upholds the contract of `dealloc`.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: PeakAllocator = PeakAllocator;
+static ALLOCATOR: PeakAllocator = PeakAllocator::new();
 
 /// The location and message of the last panic.
 static PANIC: Mutex<String> = Mutex::new(String::new());
@@ -92,10 +69,7 @@ pub(crate) fn run(parser: &Parser, job: &Job) -> u64 {
     loop {
         let bytes = input(parser, &seeds, job.seed, case);
         position.rewind().and_then(|()| position.write_all(&case.to_le_bytes())).expect("a small file");
-        let before = LIVE_BYTES.load(Ordering::Relaxed);
-        PEAK_BYTES.store(before, Ordering::Relaxed);
-        let parsed = catch_unwind(AssertUnwindSafe(|| parse(&bytes)));
-        let peak = PEAK_BYTES.load(Ordering::Relaxed).saturating_sub(before);
+        let (parsed, peak) = ALLOCATOR.measure(|| catch_unwind(AssertUnwindSafe(|| parse(&bytes))));
         let why = match parsed {
             Err(_) => Some(PANIC.lock().unwrap_or_else(|e| e.into_inner()).clone()),
             Ok(()) if peak > parser.max_memory => Some(format!("it takes {peak} bytes of memory")),

@@ -1,4 +1,4 @@
-//! The reference models at the size of a test, each with its training step and data that is always the same.
+//! The reference models at the size of a test, each with its training step and fixed data.
 
 #[path = "../../bench/src/classifiers.rs"]
 mod classifiers;
@@ -61,7 +61,7 @@ pub(crate) fn precise_mnist() -> Model {
     Model::new(&[28, 28, 1], |t, x| classifiers::mnist(t, &x.cast(DType::F64)))
 }
 
-/// A residual net with one block a stage.
+/// A residual net with one block per stage.
 pub(crate) fn small_resnet() -> Model {
     Model::new(&[16, 16, 3], |t, x| classifiers::resnet(t, x, 1))
 }

@@ -1,4 +1,4 @@
-//! Infinities in what is fed: refused, unless the input is declared to take them.
+//! Infinities in feeds: rejected, unless the input is declared with `allow_infinite`.
 
 use super::{assert_close, engines, session};
 use tensorpack::graph::{Graph, TensorSpec};
@@ -9,7 +9,7 @@ fn row(values: &[f64]) -> HostTensor {
 }
 
 #[test]
-fn an_input_declared_so_takes_infinities_but_no_nan() {
+fn an_allow_infinite_input_accepts_infinities_but_no_nan() {
     for device in engines() {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(3)]));
@@ -59,7 +59,7 @@ fn a_training_step_may_be_fed_a_mask_of_infinities() {
 }
 
 #[test]
-fn an_exported_model_keeps_what_its_inputs_take() {
+fn an_exported_model_keeps_allow_infinite() {
     use tensorpack::predict::{ExportedModel, OfflinePredictor, PredictConfig};
     use tensorpack::tower::{TowerContext, TowerFunc};
     let inputs = vec![

@@ -1,4 +1,4 @@
-//! Integers: what is summed is wide, what would be rounded without a word is refused.
+//! Integers: sums are i64, and operations that would round silently are rejected.
 
 use super::{assert_error, engines, session};
 use tensorpack::graph::{Graph, Tensor, TensorSpec};
@@ -32,7 +32,7 @@ fn sums_of_small_integers_are_i64() {
         assert_eq!(sums, HostTensor::new([2], vec![i64::from(i32::MAX), 2 * i64::from(i32::MAX)]).unwrap());
         let sums = run(device, &flags, |x| x.cumsum(1)).unwrap();
         assert_eq!(sums, HostTensor::new([2, 2], vec![1i64, 2, 0, 1]).unwrap(), "{device}");
-        // The largest of small integers is one of them.
+        // A maximum keeps the dtype of its input.
         let top = run(device, &bytes, |x| x.max_axes(&[])).unwrap();
         assert_eq!(top, HostTensor::scalar(200u8), "{device}");
     }
@@ -60,7 +60,7 @@ fn division_by_zero_is_an_error() {
     }
 }
 
-/// A divisor that is broadcast is looked at once, wherever its zero is.
+/// A broadcast divisor is checked once, wherever its zero is.
 #[test]
 fn division_by_a_broadcast_zero_is_an_error() {
     for device in engines() {
@@ -80,7 +80,7 @@ fn division_by_a_broadcast_zero_is_an_error() {
 }
 
 #[test]
-fn fractions_of_integers_are_refused_at_the_users_line() {
+fn fractions_of_integers_are_rejected_at_the_users_line() {
     let build = |op: fn(&Tensor) -> Tensor| {
         let graph = Graph::new();
         op(&graph.placeholder(&TensorSpec::i32("x", [None])));
@@ -102,7 +102,7 @@ fn fractions_of_integers_are_refused_at_the_users_line() {
     ] {
         assert_error(build(op), ErrorKind::DType, &["i32", "cast to f32 first"]);
     }
-    // What is exact stays allowed.
+    // Exact operations are allowed.
     for op in
         [|x: &Tensor| x * 2.0, |x: &Tensor| 1.0 + x, |x: &Tensor| x - 7.0, |x: &Tensor| x.clip(-3.0, 9.0)]
     {

@@ -38,7 +38,7 @@ const POINTS: [Point; 19] = [
     ("x^3", |x| x.pow(&labels(x, 3.0)), -2.0, [-8.0, 12.0, -12.0]),
 ];
 
-/// All points in one graph, as compiling takes longer than running.
+/// All points are in one graph, because compiling takes longer than running.
 #[test]
 fn derivatives_at_kinks_are_those_of_pytorch() {
     for device in engines() {
@@ -107,9 +107,9 @@ fn the_standard_deviation_of_equal_values_has_gradient_zero() {
     }
 }
 
-/// A NaN is not hidden by a limit.
+/// Clipping does not hide a NaN.
 #[test]
-fn limits_pass_a_nan_on() {
+fn clipping_propagates_nan() {
     for device in engines() {
         let [y, ..] = derivatives(device, DType::F32, &[1], &[-1.0], |x| {
             let nan = x.log();

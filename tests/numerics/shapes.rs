@@ -11,7 +11,7 @@ fn zeros(sizes: &[usize]) -> HostTensor {
 }
 
 #[test]
-fn a_state_of_another_batch_is_refused() {
+fn a_state_with_another_batch_size_is_rejected() {
     /// Applies a recurrent layer to an input, `h` and `c`.
     type Layer = fn(&TowerContext, &Tensor, &Tensor, &Tensor) -> Tensor;
     let layers: [(&str, Layer); 4] = [
@@ -61,7 +61,7 @@ fn a_state_of_another_batch_is_refused() {
 }
 
 #[test]
-fn targets_of_other_rows_are_refused() {
+fn targets_for_other_rows_are_rejected() {
     let graph = Graph::new();
     let scores = graph.placeholder(&TensorSpec::f32("scores", [Some(5), Some(3)]));
     let targets = graph.placeholder(&TensorSpec::i32("targets", [Some(1)]));
@@ -83,7 +83,7 @@ fn targets_of_other_rows_are_refused() {
 }
 
 #[test]
-fn batch_normalization_of_one_value_is_refused_in_training() {
+fn batch_normalization_of_one_value_is_rejected_in_training() {
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::f32("x", [Some(1), Some(3)]));
     BatchNorm::new().apply(&TowerContext::training(&graph), "bn", &x);
@@ -104,7 +104,7 @@ fn batch_normalization_of_one_value_is_refused_in_training() {
             &["one value", "channel"],
         );
         assert_eq!(session.run(&[&y], &[("x", &zeros(&[2, 3]))]).unwrap()[0], zeros(&[2, 3]));
-        // Inference has statistics of its own.
+        // Inference uses the running statistics.
         assert_eq!(session.run(&[&still], &[("x", &zeros(&[1, 3]))]).unwrap()[0], zeros(&[1, 3]));
     }
 }

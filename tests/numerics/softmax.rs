@@ -9,7 +9,7 @@ fn logits(scale: f64) -> Vec<f64> {
     (0..10).map(|i| if i < 8 { -scale / (i + 1) as f64 } else { scale + (i - 8) as f64 }).collect()
 }
 
-/// Softmax in f64 as the textbook has it, with the maximum taken out.
+/// Softmax in f64 from the textbook formula, with the maximum subtracted.
 fn exact(x: &[f64]) -> Vec<f64> {
     let top = x.iter().copied().fold(f64::MIN, f64::max);
     let sum: f64 = x.iter().map(|v| (v - top).exp()).sum();
@@ -57,7 +57,7 @@ fn losses_of_large_logits_keep_their_digits() {
             });
             assert_close(&y, &[loss], dtype, "sparse cross entropy");
             assert_close(&dx, &[-p, p], dtype, "its gradient");
-            // The gradients of the loss add up to zero, and so does what they change by.
+            // The gradients of the loss add up to zero, and so do their derivatives.
             assert!(ddx.iter().all(|v| v.abs() <= 1e-6), "{ddx:?}");
             let [y, dx, _] = derivatives(device, dtype, &[1, 2], &x, |x| {
                 let hot = HostTensor::from_f64(x.dtype(), [1, 2], &[1.0, 0.0]).unwrap();

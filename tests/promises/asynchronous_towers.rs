@@ -23,7 +23,7 @@ struct Progress {
 static PROGRESS: Mutex<Progress> = Mutex::new(Progress { blocked: false, begun: 0 });
 static CHANGED: Condvar = Condvar::new();
 
-/// Makes a change once `ready` holds. Returns an error if it does not hold soon.
+/// Applies a change once `ready` holds. Returns an error if that takes longer than ten seconds.
 fn change_when(ready: impl Fn(&Progress) -> bool, change: impl FnOnce(&mut Progress)) -> Result<()> {
     let limit = Duration::from_secs(10);
     let waited = CHANGED.wait_timeout_while(PROGRESS.lock().unwrap(), limit, |p| !ready(p));

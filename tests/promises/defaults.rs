@@ -69,7 +69,7 @@ fn the_list_of_defaults() {
     assert_eq!(monitors(&train(RunConfig::new().no_logdir(), true)), ["ScalarPrinter"]);
 }
 
-/// Trains in a process of its own: only there the environment and the log can be set.
+/// Trains in a child process, because the environment and the logger belong to the whole process.
 #[test]
 fn child() {
     let Some(dir) = std::env::var_os(DIR) else { return };

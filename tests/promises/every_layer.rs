@@ -8,7 +8,7 @@ use tensorpack::graph::{GLOBAL_VARIABLES, LOCAL_VARIABLES};
 use tensorpack::prelude::*;
 use tensorpack::tower::{Mode, TowerFunc};
 
-/// A layer, by the name of its type.
+/// A layer to test.
 struct Layer {
     name: &'static str,
     apply: fn(&TowerContext, &Tensor) -> Tensor,
@@ -131,7 +131,7 @@ fn every_layer_shares_its_variables() {
         tower.infer(&graph, "validation").unwrap();
         assert_eq!(variables(&graph), expected, "{name}: inference");
 
-        // All uses compute the same of the same input: they read the same values.
+        // All uses compute the same result from the same input, because they share their variables.
         let outputs = |towers: Vec<&tensorpack::tower::TowerHandle>| -> Vec<Tensor> {
             towers.iter().flat_map(|t| t.outputs().to_vec()).collect()
         };

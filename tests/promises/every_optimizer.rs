@@ -10,7 +10,7 @@ use tensorpack::callback::ProcessTensors;
 use tensorpack::prelude::*;
 use tensorpack::train::SingleCostTrainer;
 
-/// Every optimizer by the name of its type, with a rate at which it does not overshoot.
+/// Every optimizer by the name of its type, with a learning rate at which it does not overshoot.
 pub(crate) const OPTIMIZERS: [(&str, MakeOptimizer); 14] = [
     ("Sgd", || Sgd::new(0.1).boxed()),
     ("Momentum", || Momentum::new(0.01, 0.9).boxed()),
@@ -66,7 +66,7 @@ fn costs(optimizer: MakeOptimizer, trainer: SingleCostTrainer) -> Vec<f64> {
     costs.take()
 }
 
-/// Checks that the cost goes down with every update, to less than three quarters in all.
+/// Checks that the cost goes down with every update, to less than three quarters overall.
 #[track_caller]
 fn assert_minimizes(what: &str, costs: &[f64]) {
     assert_eq!(costs.len() as u64, STEPS, "{what}");

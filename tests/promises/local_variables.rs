@@ -104,7 +104,7 @@ fn inference_creates_no_local_variable() {
     graph.freeze().unwrap();
 }
 
-/// The local variables of towers that go away are dropped; those of new towers start anew.
+/// The local variables of removed towers are dropped; those of new towers are initialized.
 #[test]
 fn the_number_of_towers_may_change_on_resume() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Proofs of promises of the training interface (`docs/checklist.md`) that a result alone cannot
-//! give: that data are read ahead, that towers do not wait, that every layer shares its variables.
+//! Tests of promises of the training interface (`docs/checklist.md`) that do not show in a trained
+//! model: data is prefetched, towers do not wait for each other, layers share their variables.
 
 mod asynchronous_towers;
 mod defaults;

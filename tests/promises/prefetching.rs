@@ -1,4 +1,4 @@
-//! A queue reads ahead: batches arrive while a step is held.
+//! A queue prefetches: batches are read while a step is blocked.
 
 use crate::line::{Line, batches};
 use std::sync::{Arc, Condvar, Mutex};
@@ -28,16 +28,16 @@ impl Reads {
     }
 }
 
-/// Holds every step, after its batch was drawn, until `reads` of this step's entry in `wanted`
-/// have arrived. Records the reads at the end of the wait.
-struct Hold {
+/// Blocks every step, after its batch was drawn, until the dataflow has made the number of reads
+/// that `wanted` has for the step. Records the number of reads after the wait.
+struct BlockSteps {
     reads: Reads,
     wanted: Vec<u64>,
     limit: Duration,
     seen: Arc<Mutex<Vec<u64>>>,
 }
 
-impl Callback for Hold {
+impl Callback for BlockSteps {
     fn before_run(&mut self, _: &mut RunCx<'_>) -> Result<()> {
         let mut seen = self.seen.lock().unwrap();
         let now = self.reads.wait_for(self.wanted[seen.len()], self.limit);
@@ -47,7 +47,7 @@ impl Callback for Hold {
 }
 
 /// Trains one epoch whose steps wait for these numbers of reads. Returns the reads of each step.
-fn reads_of_held_steps(
+fn reads_of_blocked_steps(
     wanted: &[u64],
     limit: Duration,
     train: impl FnOnce(Reads, &dyn Fn(TrainConfig) -> TrainConfig),
@@ -55,7 +55,7 @@ fn reads_of_held_steps(
     let (reads, seen) = (Reads::default(), Arc::<Mutex<Vec<u64>>>::default());
     let steps = wanted.len() as u64;
     train(reads.clone(), &|config: TrainConfig| {
-        let hold = Hold { reads: reads.clone(), wanted: wanted.to_vec(), limit, seen: seen.clone() };
+        let hold = BlockSteps { reads: reads.clone(), wanted: wanted.to_vec(), limit, seen: seen.clone() };
         config.callback(hold).steps_per_epoch(steps).max_epoch(1).no_logdir()
     });
     let seen = seen.lock().unwrap().clone();
@@ -63,9 +63,9 @@ fn reads_of_held_steps(
     seen
 }
 
-/// Enough for a thread to read; a test waits this long only if it fails.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Enough for a thread to read more than it should.
+/// Ample time for a thread to read; a test waits this long only if it fails.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Long enough for a thread to read more than it should.
 const PAUSE: Duration = Duration::from_millis(100);
 
 fn line() -> Line {
@@ -73,12 +73,12 @@ fn line() -> Line {
 }
 
 #[test]
-fn a_queue_reads_ahead_while_a_step_is_held() {
+fn a_queue_prefetches_while_a_step_is_blocked() {
     for capacity in [1, 3, 8] {
         let ahead = capacity as u64;
         // Step k has drawn k + 1 batches; the queue holds `capacity` more.
         let wanted: Vec<u64> = (1..=3).map(|drawn| drawn + ahead).collect();
-        let seen = reads_of_held_steps(&wanted, PATIENCE, |reads, finish| {
+        let seen = reads_of_blocked_steps(&wanted, TIME_LIMIT, |reads, finish| {
             let input = QueueInput::new(reads.dataflow()).capacity(capacity);
             let config = finish(TrainConfig::with_input(line(), input));
             launch_train_with_config(config, SimpleTrainer::new()).unwrap();
@@ -93,7 +93,7 @@ fn a_queue_reads_ahead_while_a_step_is_held() {
 #[test]
 fn a_feed_reads_on_demand() {
     // Waits for reads that must not happen.
-    let seen = reads_of_held_steps(&[99, 99, 99], PAUSE, |reads, finish| {
+    let seen = reads_of_blocked_steps(&[99, 99, 99], PAUSE, |reads, finish| {
         let config = finish(TrainConfig::with_input(line(), FeedInput::new(reads.dataflow())));
         launch_train_with_config(config, SimpleTrainer::new()).unwrap();
     });
@@ -104,12 +104,12 @@ fn a_feed_reads_on_demand() {
 #[test]
 fn the_queue_input_trainer_prefetches_and_the_simple_trainer_does_not() {
     // The default capacity is 50 batches.
-    let queue = reads_of_held_steps(&[51, 52], PATIENCE, |reads, finish| {
+    let queue = reads_of_blocked_steps(&[51, 52], TIME_LIMIT, |reads, finish| {
         let config = finish(TrainConfig::new(line(), reads.dataflow()));
         QueueInputTrainer::from_config(config).train().unwrap();
     });
     assert!((51..=52).contains(&queue[0]) && (52..=53).contains(&queue[1]), "{queue:?}");
-    let simple = reads_of_held_steps(&[99, 99], PAUSE, |reads, finish| {
+    let simple = reads_of_blocked_steps(&[99, 99], PAUSE, |reads, finish| {
         let config = finish(TrainConfig::new(line(), reads.dataflow()));
         SimpleTrainer::from_config(config).train().unwrap();
     });

@@ -4,7 +4,7 @@
 Run:  python tests/torch/make_ptb_curve.py DATASETS     (needs `pip install torch numpy`; writes next to itself)
 
 DATASETS is the folder that has `ptb/ptb.train.txt`. Initial weights need no file: both sides draw them from a generator
-that is a function of seed, name and place (Philox), so this also checks the initializers.
+that is a function of seed, name and counter (Philox), so this also checks the initializers.
 """
 
 import collections
@@ -33,13 +33,13 @@ def hash_name(name):
 
 
 def philox(seed, name, count):
-    """Philox 4x32-10: four words for each of the first `count` places, of draw 0."""
+    """Philox 4x32-10: four words for each of the first `count` counters of draw 0."""
     key = seed ^ hash_name(name)
     k0, k1 = key % 2**32, key >> 32
-    place = np.arange(count, dtype=np.uint64)
+    counter = np.arange(count, dtype=np.uint64)
     low = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)
-    c = [place & low, place >> half, np.zeros_like(place), np.zeros_like(place)]
+    c = [counter & low, counter >> half, np.zeros_like(counter), np.zeros_like(counter)]
     for _ in range(10):
         p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
         c = [(p1 >> half) ^ c[1] ^ np.uint64(k0), p1 & low, (p0 >> half) ^ c[3] ^ np.uint64(k1), p0 & low]

@@ -48,7 +48,7 @@ fn variables(trained: &Trained) -> Vec<(String, HostTensor)> {
 }
 
 #[test]
-fn one_tower_is_bit_equal_to_the_simple_trainer() {
+fn one_tower_is_bit_identical_to_the_simple_trainer() {
     let optimizers: [(&str, MakeOptimizer); 7] = [
         ("sgd", || Sgd::new(Schedule::exponential(0.1, 0.5, 10)).boxed()),
         ("momentum", || Momentum::new(0.05, 0.9).nesterov().boxed()),
@@ -147,44 +147,44 @@ fn no_update_is_lost() {
 }
 
 /// Reads all variables twice, with a pause in between.
-struct Twice {
+struct ReadTwice {
     names: Vec<&'static str>,
     looked: Arc<Mutex<u64>>,
 }
 
-impl Twice {
-    fn look(&self, cx: &TrainCx<'_>) -> Result<()> {
+impl ReadTwice {
+    fn check(&self, cx: &TrainCx<'_>) -> Result<()> {
         let read = || self.names.iter().map(|n| cx.session().read(n)).collect::<Result<Vec<_>>>();
         let before = read()?;
         std::thread::sleep(Duration::from_millis(2));
-        assert!(before == read()?, "a variable changed while a callback looked at it");
+        assert!(before == read()?, "a variable changed while a callback ran");
         *self.looked.lock().unwrap() += 1;
         Ok(())
     }
 }
 
-impl Callback for Twice {
+impl Callback for ReadTwice {
     fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.look(cx)
+        self.check(cx)
     }
     fn after_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.look(cx)
+        self.check(cx)
     }
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.look(cx)
+        self.check(cx)
     }
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         // At the end of an epoch all towers have finished their steps.
         let w = cx.session().read("w")?.to_f64_vec()[0];
         assert_eq!(w, -((cx.epoch_num * cx.steps_per_epoch) as f64));
-        self.look(cx)
+        self.check(cx)
     }
 }
 
 #[test]
 fn no_update_happens_while_callbacks_run() {
     let looked = Arc::new(Mutex::new(0));
-    let twice = Twice { names: vec!["w", "seen"], looked: looked.clone() };
+    let twice = ReadTwice { names: vec!["w", "seen"], looked: looked.clone() };
     let config = TrainConfig::new(Count(|| Sgd::new(1.0).boxed()), ones())
         .callback(twice)
         .steps_per_epoch(30)
@@ -209,15 +209,15 @@ fn staleness_is_a_timing_statistic() {
 
 /// The behavior of a kernel on a marked batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Trouble {
+enum Fault {
     Fails,
     Panics,
     Stalls,
 }
 
-impl OpDef for Trouble {
+impl OpDef for Fault {
     fn name(&self) -> &str {
-        "Trouble"
+        "Fault"
     }
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         Ok(vec![inputs[0].clone()])
@@ -227,16 +227,16 @@ impl OpDef for Trouble {
     }
 }
 
-impl CustomKernel for Trouble {
+impl CustomKernel for Fault {
     fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()> {
         outputs[0].copy_from_bytes(inputs[0].as_bytes())?;
         if inputs[0].to_f64_vec()[0] < 100.0 {
             return Ok(());
         }
         match self {
-            Trouble::Fails => Err(Error::argument("the sensor is unplugged")),
-            Trouble::Panics => panic!("the sensor is on fire"),
-            Trouble::Stalls => {
+            Fault::Fails => Err(Error::argument("the sensor is unplugged")),
+            Fault::Panics => panic!("the sensor is on fire"),
+            Fault::Stalls => {
                 std::thread::sleep(Duration::from_secs(3600));
                 Ok(())
             }
@@ -244,9 +244,9 @@ impl CustomKernel for Trouble {
     }
 }
 
-struct Troubled(Trouble);
+struct FaultyModel(Fault);
 
-impl ModelDesc for Troubled {
+impl ModelDesc for FaultyModel {
     fn inputs(&self) -> Vec<TensorSpec> {
         vec![TensorSpec::f32("x", [None])]
     }
@@ -267,9 +267,9 @@ fn marked(bad: u64) -> impl DataFlow {
     FromFn::new(1000, move |i| Ok(vec![HostTensor::new([1], vec![if i == bad { 100f32 } else { 1.0 }])?]))
 }
 
-fn train_with_trouble(trouble: Trouble, bad: u64, towers: usize) -> Error {
-    let seconds = if trouble == Trouble::Stalls { 2 } else { 300 };
-    let config = TrainConfig::new(Troubled(trouble), marked(bad))
+fn train_with_fault(fault: Fault, bad: u64, towers: usize) -> Error {
+    let seconds = if fault == Fault::Stalls { 2 } else { 300 };
+    let config = TrainConfig::new(FaultyModel(fault), marked(bad))
         .deadline(Duration::from_secs(seconds))
         .steps_per_epoch(50)
         .max_epoch(2)
@@ -281,26 +281,26 @@ fn train_with_trouble(trouble: Trouble, bad: u64, towers: usize) -> Error {
 #[test]
 fn a_failure_in_any_tower_ends_training_with_its_cause() {
     for (bad, tower) in [(0, 1), (1, 2), (2, 0)] {
-        let e = train_with_trouble(Trouble::Fails, bad, 3);
+        let e = train_with_fault(Fault::Fails, bad, 3);
         assert!(e.message().starts_with(&format!("tower {tower}: ")), "{e}");
         assert!(e.message().contains("the sensor is unplugged"), "{e}");
         assert!(e.site().is_some_and(|s| s.file.ends_with("asynchronous.rs")), "{e}");
-        let e = train_with_trouble(Trouble::Panics, bad, 3);
+        let e = train_with_fault(Fault::Panics, bad, 3);
         assert!(e.message().starts_with(&format!("tower {tower}: ")), "{e}");
         assert!(e.message().contains("the sensor is on fire"), "{e}");
     }
     // In the middle of an epoch, in any tower.
-    assert!(train_with_trouble(Trouble::Fails, 77, 2).message().contains("the sensor is unplugged"));
+    assert!(train_with_fault(Fault::Fails, 77, 2).message().contains("the sensor is unplugged"));
 }
 
 #[test]
 fn a_tower_that_stalls_is_named_with_its_line() {
     for (bad, tower, towers) in [(0, 1, 2), (1, 0, 2), (3, 0, 1)] {
         let begun = Instant::now();
-        let e = train_with_trouble(Trouble::Stalls, bad, towers);
+        let e = train_with_fault(Fault::Stalls, bad, towers);
         assert_eq!(e.kind(), ErrorKind::Deadline, "{e}");
         assert!(e.message().contains(&format!("tower {tower} made no progress for 2 s")), "{e}");
-        assert!(e.to_string().contains("executing Trouble"), "{e}");
+        assert!(e.to_string().contains("executing Fault"), "{e}");
         assert!(e.site().is_some_and(|s| s.file.ends_with("asynchronous.rs")), "{e}");
         assert!(begun.elapsed() >= Duration::from_secs(2));
     }

@@ -54,7 +54,7 @@ fn train(dir: &Path, max_epoch: u64) -> Ended {
 }
 
 /// Returns the statistics, and the checkpoint of each tag.
-fn left(dir: &Path) -> (String, BTreeMap<String, String>) {
+fn results(dir: &Path) -> (String, BTreeMap<String, String>) {
     let mut tags = BTreeMap::new();
     for entry in std::fs::read_dir(dir.join("checkpoints")).unwrap() {
         let path = entry.unwrap().path();
@@ -71,7 +71,7 @@ fn a_resumed_run_is_identical_to_an_uninterrupted_one() {
     let whole = tempfile::tempdir().unwrap();
     let ended = train(whole.path(), 8);
     assert!(matches!(&ended, Ended::Stopped(why) if why.contains("validation_cost")), "{ended:?}");
-    let (stats, tags) = left(whole.path());
+    let (stats, tags) = results(whole.path());
     // The run produces everything that is compared.
     assert!(tags.keys().any(|t| t.contains("min-cost-3")) && tags.contains_key("latest"), "{tags:?}");
     for part in [r#""cost/SMA":"#, r#""knob":0.5"#, r#""attribute":1.6"#, r#""count":9.0"#, r#""other":"#] {
@@ -82,7 +82,7 @@ fn a_resumed_run_is_identical_to_an_uninterrupted_one() {
         let parts = tempfile::tempdir().unwrap();
         assert_eq!(train(parts.path(), first), Ended::Finished);
         assert_eq!(train(parts.path(), 8), ended, "after {first}");
-        let (in_parts, tags_in_parts) = left(parts.path());
+        let (in_parts, tags_in_parts) = results(parts.path());
         assert_eq!(in_parts, stats, "after {first}");
         assert_eq!(tags_in_parts, tags, "after {first}");
     }

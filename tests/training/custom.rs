@@ -103,7 +103,7 @@ impl Callback for Watch {
 }
 
 #[test]
-fn a_step_of_two_hooked_runs_and_a_plain_one() {
+fn a_step_of_two_step_runs_and_a_plain_run() {
     let Parts { graph, input, learn, tick, ticks, drawn } = parts();
     let (recorder, watch) = (Recorder::default(), Watch::default());
     let seen = watch.seen.clone();
@@ -135,7 +135,7 @@ fn a_step_of_two_hooked_runs_and_a_plain_one() {
     assert_eq!(*seen.lock().unwrap(), fetched.collect::<Vec<_>>());
     assert_eq!(plain, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let read = |name: &str| trained.session.read(name).unwrap().to_scalar().unwrap();
-    // Steps and hooked runs are counted separately. A batch goes to the run that needs one.
+    // Steps and step runs are counted separately. A batch goes to the run that needs one.
     assert_eq!((read("global_step"), trained.session.run_index().unwrap()), (6.0, 12));
     assert_eq!((read("ticks"), drawn.load(Ordering::Relaxed)), (6.0, 6));
     // 0, 1, 2, 3, 0, 1, each paired with 1.

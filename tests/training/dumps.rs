@@ -66,9 +66,9 @@ fn a_function_can_stop_training_or_fail() {
     });
     let trained = launch_train_with_config(config().callback(stop), SimpleTrainer::new()).unwrap();
     assert_eq!(trained.ended, tensorpack::train::Ended::Stopped("enough".into()));
-    let fail = ProcessTensors::new(["cost"], |_, _| Err(Error::argument("no good")));
+    let fail = ProcessTensors::new(["cost"], |_, _| Err(Error::argument("rejected")));
     let e = launch_train_with_config(config().callback(fail), SimpleTrainer::new()).err().unwrap();
-    assert!(e.to_string().contains("no good"), "{e}");
+    assert!(e.to_string().contains("rejected"), "{e}");
 }
 
 #[test]
@@ -96,8 +96,8 @@ fn variables_as_images() {
 #[test]
 fn check_numerics_names_a_non_finite_variable() {
     /// Writes an infinity to a variable after the second step.
-    struct Spoil;
-    impl Callback for Spoil {
+    struct WriteInfinity;
+    impl Callback for WriteInfinity {
         fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
             if cx.global_step == 2 {
                 let bad = HostTensor::new([3, 1], vec![0.0f32, f32::INFINITY, 0.0])?;
@@ -107,7 +107,7 @@ fn check_numerics_names_a_non_finite_variable() {
         }
     }
     for check in [CheckNumerics::new(), CheckNumerics::new().every_step()] {
-        let config = config().callback(Spoil).callback(check);
+        let config = config().callback(WriteInfinity).callback(check);
         let e = launch_train_with_config(config, NoOpTrainer::new()).err().expect("an error");
         assert_eq!(e.kind(), tensorpack::ErrorKind::NotFinite);
         assert_mentions(&e, &["fc/W", "element 1", "[3, 1]"]);

@@ -262,7 +262,7 @@ fn child_with_data_that_can_be_read_once() {
 }
 
 #[test]
-fn data_that_cannot_be_read_again_are_reported() {
+fn data_that_cannot_be_read_again_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     train(once(dir.path()).max_epoch(1)).unwrap();
     let output = processes::alone("faults::child_with_data_that_can_be_read_once", dir.path());

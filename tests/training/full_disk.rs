@@ -69,7 +69,7 @@ fn events(dir: &Path) -> u64 {
 }
 
 #[test]
-fn statistics_of_a_time_without_space_are_written_later() {
+fn statistics_are_written_once_a_full_disk_has_space_again() {
     let (whole, full) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(whole.path(), None).unwrap();
     let output = processes::alone("full_disk::child", full.path());
@@ -88,7 +88,7 @@ const BALLAST: &str = "ballast";
 const DISK_MB: u64 = 64;
 
 /// In a child process with [`FILL`]: fills the disk of `dir` with a file, first to a random level,
-/// then slowly, and takes whatever becomes free.
+/// then slowly, and takes all space that becomes free.
 pub(crate) fn fill(dir: &Path) {
     let Some(case) = std::env::var(FILL).ok().and_then(|n| n.parse::<u64>().ok()) else { return };
     let rng = random("full disks");

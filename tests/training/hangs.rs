@@ -1,8 +1,8 @@
 //! A tower that stalls, panics or fails between any two all-reduces: training ends with an error
 //! that names it, and the process exits. It never hangs.
 //!
-//! The tests run themselves as child processes: `hangs::child` reads from the environment what goes
-//! wrong.
+//! The tests run themselves as child processes: `hangs::child` reads the fault to inject from the
+//! environment.
 
 use crate::models::line;
 use std::io::{BufRead, BufReader};
@@ -17,15 +17,15 @@ use tensorpack::prelude::*;
 
 /// The fault to inject, where, and in which tower: `stall fc0/forward 1`. Tower `all` is every tower
 /// of three, `only` is the tower of a run of one.
-const TROUBLE: &str = "TENSORPACK_TEST_TROUBLE";
-const MARK: &str = "in trouble";
+const FAULT: &str = "TENSORPACK_TEST_FAULT";
+const MARK: &str = "injecting the fault";
 const DEADLINE: Duration = Duration::from_secs(2);
 const STEPS: u64 = 5;
 const TOWERS: usize = 3;
 
 /// The identity, which fails in the third step (see `good_calls`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Trouble {
+struct Fault {
     what: String,
     place: String,
     /// The place where it fails.
@@ -34,9 +34,9 @@ struct Trouble {
     good_calls: usize,
 }
 
-impl OpDef for Trouble {
+impl OpDef for Fault {
     fn name(&self) -> &str {
-        "Trouble"
+        "Fault"
     }
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
@@ -45,7 +45,7 @@ impl OpDef for Trouble {
 
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         let place = self.place.replace("forward", "backward");
-        Ok(vec![Some(Tensor::apply_one(Trouble { place, ..self.clone() }, &[cx.dy()]))])
+        Ok(vec![Some(Tensor::apply_one(Fault { place, ..self.clone() }, &[cx.dy()]))])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
@@ -53,7 +53,7 @@ impl OpDef for Trouble {
     }
 }
 
-impl CustomKernel for Trouble {
+impl CustomKernel for Fault {
     fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()> {
         static CALLS: AtomicUsize = AtomicUsize::new(0);
         outputs[0].clone_from(&inputs[0]);
@@ -65,7 +65,7 @@ impl CustomKernel for Trouble {
             "stall" => loop {
                 std::thread::sleep(Duration::from_secs(3600));
             },
-            "panic" => panic!("the roof fell in"),
+            "panic" => panic!("index out of bounds"),
             _ => Err(Error::argument("the sensor is unplugged")),
         }
     }
@@ -78,20 +78,20 @@ struct Net {
     what: String,
     at: String,
     tower: usize,
-    /// Whether it goes wrong in all towers.
+    /// Whether the fault is in all towers.
     everywhere: bool,
 }
 
 impl Net {
-    fn trouble(&self, x: &Tensor, place: &str) -> Tensor {
+    fn with_fault(&self, x: &Tensor, place: &str) -> Tensor {
         let (what, at) = (self.what.clone(), self.at.clone());
         let good_calls = 2 * if self.everywhere { TOWERS } else { 1 };
-        Tensor::apply_one(Trouble { what, place: place.into(), at, good_calls }, &[x])
+        Tensor::apply_one(Fault { what, place: place.into(), at, good_calls }, &[x])
     }
 
-    fn here(&self, t: &TowerContext, x: &Tensor, layer: &str) -> Tensor {
+    fn with_fault_after(&self, t: &TowerContext, x: &Tensor, layer: &str) -> Tensor {
         let here = (self.everywhere || t.index() == self.tower) && self.at.starts_with(layer);
-        if here { self.trouble(x, &format!("{layer}/forward")) } else { x.clone() }
+        if here { self.with_fault(x, &format!("{layer}/forward")) } else { x.clone() }
     }
 }
 
@@ -104,8 +104,8 @@ impl ModelDesc for Net {
         let mut x = inputs[0].clone();
         for i in 0..2 {
             let (fc, bn) = (format!("fc{i}"), format!("bn{i}"));
-            x = self.here(t, &Linear::new(4).no_bias().apply(t, &fc, &x), &fc);
-            x = self.here(t, &BatchNorm::new().synchronized().apply(t, &bn, &x), &bn);
+            x = self.with_fault_after(t, &Linear::new(4).no_bias().apply(t, &fc, &x), &fc);
+            x = self.with_fault_after(t, &BatchNorm::new().synchronized().apply(t, &bn, &x), &bn);
         }
         (Linear::new(1).apply(t, "fc2", &x) - &inputs[1]).square().mean().named("cost")
     }
@@ -118,14 +118,14 @@ impl ModelDesc for Net {
 /// The update comes after the last all-reduce.
 impl GradProcessor for Net {
     fn process(&self, _: &Graph, gradients: Vec<Gradient>) -> Vec<Gradient> {
-        let through = |g: Gradient| match self.at == "update" && g.variable.name() == "fc0/W" {
+        let process = |g: Gradient| match self.at == "update" && g.variable.name() == "fc0/W" {
             true => {
-                let value = self.trouble(&g.value, "update");
+                let value = self.with_fault(&g.value, "update");
                 g.with_value(value)
             }
             false => g,
         };
-        gradients.into_iter().map(through).collect()
+        gradients.into_iter().map(process).collect()
     }
 }
 
@@ -140,8 +140,8 @@ fn config(model: impl ModelDesc + 'static) -> TrainConfig {
 
 #[test]
 fn child() {
-    let Ok(trouble) = std::env::var(TROUBLE) else { return };
-    let [what, at, tower] = trouble.split(' ').collect::<Vec<_>>()[..] else { panic!("{trouble:?}") };
+    let Ok(fault) = std::env::var(FAULT) else { return };
+    let [what, at, tower] = fault.split(' ').collect::<Vec<_>>()[..] else { panic!("{fault:?}") };
     let (everywhere, tower_index) = (tower == "all", tower.parse().unwrap_or(0));
     let model = Net { what: what.into(), at: at.into(), tower: tower_index, everywhere };
     let ended = match tower {
@@ -155,11 +155,11 @@ fn child() {
     std::process::exit(1);
 }
 
-/// Returns the output of a child in this trouble, and the time until it exits.
-fn run(trouble: &str) -> (String, Duration) {
-    let mut child = Command::new(std::env::current_exe().expect("this test has a file"))
+/// Returns the output of a child with this fault, and the time until it exits.
+fn run(fault: &str) -> (String, Duration) {
+    let mut child = Command::new(std::env::current_exe().expect("the path of this test binary"))
         .args(["--exact", "hangs::child", "--nocapture"])
-        .env(TROUBLE, trouble)
+        .env(FAULT, fault)
         // A backtrace can take longer than the deadline.
         .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::null())
@@ -174,13 +174,13 @@ fn run(trouble: &str) -> (String, Duration) {
         }
         text += &format!("{line}\n");
     }
-    assert_eq!(child.wait().unwrap().code(), Some(1), "{trouble}: {text}");
-    let marked = marked.unwrap_or_else(|| panic!("{trouble}: {text}"));
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{fault}: {text}");
+    let marked = marked.unwrap_or_else(|| panic!("{fault}: {text}"));
     (text, marked.elapsed())
 }
 
-/// Every place of user code between two all-reduces, and the all-reduce that the other towers wait
-/// for.
+/// Where user code runs between two all-reduces, and the all-reduce at which the other towers then
+/// wait.
 const PLACES: [(&str, &str); 8] = [
     ("fc0/forward", "bn0/sums"),
     ("bn0/forward", "bn1/sums"),
@@ -197,16 +197,16 @@ const PLACES: [(&str, &str); 8] = [
 /// the deadline.
 fn try_all(what: &'static str, right: fn(&str, &str, usize) -> bool) {
     let exits_in_time = |place: &str, waited_for: &str, tower: usize| {
-        let trouble = format!("{what} {place} {tower}");
+        let fault = format!("{what} {place} {tower}");
         for attempt in 1.. {
-            let (text, lived) = run(&trouble);
-            println!("{trouble}: gone after {lived:?}");
+            let (text, lived) = run(&fault);
+            println!("{fault}: exited after {lived:?}");
             // The error points at a line of the model.
-            let named = text.contains("Trouble") && text.contains("at tests/training/hangs.rs:");
+            let named = text.contains("Fault") && text.contains("at tests/training/hangs.rs:");
             if named && right(&text, waited_for, tower) && lived <= DEADLINE + Duration::from_secs(1) {
                 break;
             }
-            assert!(attempt < 4, "{trouble}: gone after {lived:?}\n{text}");
+            assert!(attempt < 4, "{fault}: exited after {lived:?}\n{text}");
         }
     };
     std::thread::scope(|s| {
@@ -223,7 +223,7 @@ fn try_all(what: &'static str, right: fn(&str, &str, usize) -> bool) {
 fn a_tower_that_stalls_is_named_and_the_process_ends() {
     try_all("stall", |text, waited_for, tower| {
         let waited = match waited_for {
-            "the end" => "tower 0 did not come to the end within 2 s of the others".to_string(),
+            "the end" => "tower 0 did not finish within 2 s of the others".to_string(),
             _ => format!("waited 2 s at {waited_for} for the others"),
         };
         text.contains(&waited)
@@ -232,41 +232,41 @@ fn a_tower_that_stalls_is_named_and_the_process_ends() {
     });
 }
 
-/// Nobody waits for a tower at an all-reduce, so only the caller can notice.
+/// No tower waits at an all-reduce, so only the calling thread can detect the stall.
 #[test]
 fn towers_that_all_stall_are_named_and_the_process_ends() {
-    for (trouble, towers) in [("stall fc0/forward all", TOWERS), ("stall fc0/forward only", 1)] {
+    for (fault, towers) in [("stall fc0/forward all", TOWERS), ("stall fc0/forward only", 1)] {
         for attempt in 1.. {
-            let (text, lived) = run(trouble);
+            let (text, lived) = run(fault);
             let named = (0..towers).all(|t| text.contains(&format!("tower {t} is in ")));
             if named
                 && text.contains("made no progress for 2 s")
                 && lived <= DEADLINE + Duration::from_secs(1)
             {
-                assert!(text.contains("Trouble") && text.contains("at tests/training/hangs.rs:"), "{text}");
+                assert!(text.contains("Fault") && text.contains("at tests/training/hangs.rs:"), "{text}");
                 break;
             }
-            assert!(attempt < 4, "{trouble}: gone after {lived:?}\n{text}");
+            assert!(attempt < 4, "{fault}: exited after {lived:?}\n{text}");
         }
     }
 }
 
 #[test]
-fn a_tower_that_panics_ends_all() {
-    try_all("panic", |text, _, _| text.contains("Trouble: a kernel panicked: the roof fell in"));
+fn a_panic_in_one_tower_ends_training() {
+    try_all("panic", |text, _, _| text.contains("Fault: a kernel panicked: index out of bounds"));
 }
 
 #[test]
-fn a_tower_that_fails_ends_all_with_its_error() {
-    try_all("error", |text, _, _| text.contains("Trouble: the sensor is unplugged"));
+fn an_error_in_one_tower_ends_training_with_that_error() {
+    try_all("error", |text, _, _| text.contains("Fault: the sensor is unplugged"));
 }
 
 type Layer = fn(&TowerContext, &Tensor) -> Tensor;
 
 /// Builds a different model in the second tower.
-struct Unlike(Layer);
+struct DifferentTowers(Layer);
 
-impl ModelDesc for Unlike {
+impl ModelDesc for DifferentTowers {
     fn inputs(&self) -> Vec<TensorSpec> {
         crate::models::Line.inputs()
     }
@@ -309,7 +309,7 @@ fn towers_that_would_deadlock_are_errors_before_the_first_step() {
             "tower 1 does not train the same variables",
         ),
     ];
-    for (unlike, why) in cases {
+    for (layer, why) in cases {
         let runs = Arc::new(AtomicUsize::new(0));
         let counted = runs.clone();
         let count = ProcessTensors::new(["cost"], move |_, _| {
@@ -317,7 +317,8 @@ fn towers_that_would_deadlock_are_errors_before_the_first_step() {
             Ok(())
         });
         let trainer = SyncMultiGpuTrainerReplicated::new(2);
-        let e = launch_train_with_config(config(Unlike(unlike)).callback(count), trainer).err().unwrap();
+        let e =
+            launch_train_with_config(config(DifferentTowers(layer)).callback(count), trainer).err().unwrap();
         assert!(e.message().contains(why), "{e}");
         assert_eq!(runs.load(Ordering::Relaxed), 0);
     }

@@ -124,8 +124,8 @@ fn a_schedule_sets_a_variable() {
 #[test]
 fn the_optimizer_uses_the_rate_that_is_set() {
     /// [`Line`](crate::models::Line) with an adjustable learning rate.
-    struct Steered;
-    impl ModelDesc for Steered {
+    struct AdjustableRate;
+    impl ModelDesc for AdjustableRate {
         fn inputs(&self) -> Vec<TensorSpec> {
             Knobs.inputs()
         }
@@ -139,7 +139,7 @@ fn the_optimizer_uses_the_rate_that_is_set() {
     // Returns the weights after `epochs` epochs. The rate is 0 after epoch `still`.
     let weights = |epochs, still| {
         let setter = ScheduledHyperParamSetter::new("learning_rate", [(still, 0.0)]);
-        let config = TrainConfig::new(Steered, line(2)).no_logdir().max_epoch(epochs).callback(setter);
+        let config = TrainConfig::new(AdjustableRate, line(2)).no_logdir().max_epoch(epochs).callback(setter);
         let trained = launch_train_with_config(config, SimpleTrainer::new()).unwrap();
         trained.session.read("fc/W").unwrap()
     };
@@ -183,8 +183,8 @@ fn a_function_of_epoch_and_value() {
 fn values_from_a_file() {
     let dir = tempfile::tempdir().unwrap();
     // Written during training: a value, an invalid value, no entry, no file.
-    struct Hand(std::path::PathBuf);
-    impl Callback for Hand {
+    struct WriteFile(std::path::PathBuf);
+    impl Callback for WriteFile {
         fn after_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
             let text = ["other: 9\nknob: 0.5\n", "knob: much", "other: 3"].get(cx.epoch_num as usize - 1);
             match text {
@@ -195,7 +195,7 @@ fn values_from_a_file() {
         }
     }
     let setter = HumanHyperParamSetter::new("knob");
-    let hand = Hand(dir.path().join("hyper.txt"));
+    let hand = WriteFile(dir.path().join("hyper.txt"));
     let trained = train(config().logdir(dir.path()).callback(hand).callback(setter).max_epoch(4));
     assert_eq!(trained.session.read("knob").unwrap().to_scalar().unwrap(), 0.5);
     assert_eq!(trained.session.read("other").unwrap().to_scalar().unwrap(), 1.0);
@@ -211,7 +211,7 @@ impl Callback for Put {
         cx.put_scalar("error", self.0[cx.epoch_num as usize - 1]);
         Ok(())
     }
-    fn makes(&self) -> Vec<tensorpack::callback::Statistic> {
+    fn produces(&self) -> Vec<tensorpack::callback::Statistic> {
         vec![tensorpack::callback::Statistic::new("error", tensorpack::callback::When::Epoch)]
     }
 }
@@ -267,6 +267,6 @@ fn a_pipe_instead_of_the_file_is_an_error() {
     };
     child.kill().unwrap();
     let text = crate::processes::text(&child.wait_with_output().unwrap());
-    assert!(ended.is_some_and(|status| status.success()), "it waits: {text}");
+    assert!(ended.is_some_and(|status| status.success()), "the child hangs: {text}");
     assert!(text.contains("hyper.txt") && text.contains("not a regular file"), "{text}");
 }

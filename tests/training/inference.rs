@@ -90,7 +90,7 @@ impl Inferencer for Fails {
     }
     fn start(&mut self) {}
     fn batch(&mut self, _: &[HostTensor], _: usize) -> Result<()> {
-        Err(Error::argument("no good"))
+        Err(Error::argument("rejected"))
     }
     fn finish(&mut self) -> Vec<(String, f64)> {
         Vec::new()
@@ -195,5 +195,5 @@ fn sanity_validation_runs_before_training() {
     assert_eq!((before.load(Ordering::Relaxed), read.load(Ordering::Relaxed)), (3, 3 + 2 * 5));
     let broken = SanityValidation::new(InferenceRunner::new(line(1), [Fails]));
     let e = launch_train_with_config(config(Line).callback(broken), SimpleTrainer::new()).err().unwrap();
-    assert!(e.message().contains("before training: batch 0: no good"), "{e}");
+    assert!(e.message().contains("before training: batch 0: rejected"), "{e}");
 }

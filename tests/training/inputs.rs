@@ -97,13 +97,13 @@ fn read_ahead(queue: impl FnOnce(Flow) -> QueueInput) -> usize {
 
 #[test]
 fn a_queue_is_bounded_by_bytes() {
-    // Five batches fit; the next one may be on its way.
+    // Five batches fit; the reader may hold one more.
     let five = read_ahead(|flow| QueueInput::new(flow).max_bytes(40_000_000));
     assert!((4..=6).contains(&five), "{five} batches of 8 MB in 40 MB");
     let two = read_ahead(|flow| QueueInput::new(flow).max_bytes(1));
-    assert!((2..=3).contains(&two), "{two} batches, with room for none");
+    assert!((2..=3).contains(&two), "{two} batches with a limit below one batch");
     let one = read_ahead(|flow| QueueInput::new(flow).capacity(1));
-    assert!((1..=2).contains(&one), "{one} batches, with a capacity of one");
+    assert!((1..=2).contains(&one), "{one} batches with a capacity of one");
 }
 
 #[test]
@@ -238,14 +238,15 @@ fn a_data_error_ends_training_and_names_the_sample() {
 fn a_panic_in_a_map_is_an_error_that_names_the_sample() {
     let flow = line(5).zip(FromFn::new(5, |i| Ok(vec![HostTensor::scalar(i as f32)]))).map(|mut sample| {
         let i = sample.pop().unwrap().to_scalar()?;
-        assert!(i < 2.0, "no such picture");
+        assert!(i < 2.0, "the image cannot be decoded");
         Ok(sample)
     });
     for config in both(flow) {
         let (config, steps) = counted(config);
         let e = train(config).err().expect("an error");
         assert!(
-            e.message().contains("sample 2 of epoch 0") && e.message().contains("no such picture"),
+            e.message().contains("sample 2 of epoch 0")
+                && e.message().contains("the image cannot be decoded"),
             "{e}"
         );
         assert_eq!((e.kind(), steps.get()), (ErrorKind::Data, 2));
@@ -341,7 +342,7 @@ impl ModelDesc for VectorCost {
 }
 
 #[test]
-fn a_vector_cost_is_an_error_at_the_line_that_made_it() {
+fn a_vector_cost_points_at_the_line_that_created_it() {
     let e = train(TrainConfig::new(VectorCost, line(2)).no_logdir().max_epoch(1)).err().expect("an error");
     assert_eq!(e.kind(), ErrorKind::Shape, "{e}");
     let site = e.site().expect("a line");
@@ -349,7 +350,7 @@ fn a_vector_cost_is_an_error_at_the_line_that_made_it() {
 }
 
 #[test]
-fn a_wrong_feed_of_a_predictor_is_an_error_at_the_call() {
+fn a_wrong_feed_of_a_predictor_points_at_the_call() {
     let predictor = OfflinePredictor::new(PredictConfig::new(Line, ["cost"]).unwrap()).unwrap();
     let x = HostTensor::zeros(DType::F32, [4, 3]).unwrap();
     for y in [HostTensor::zeros(DType::F64, [4, 1]).unwrap(), HostTensor::zeros(DType::F32, [4, 2]).unwrap()]

@@ -27,7 +27,7 @@ use tensorpack::tensor::CounterRng;
 
 const DIR: &str = "TENSORPACK_TEST_RUN";
 const SLOW: &str = "TENSORPACK_TEST_SLOW";
-/// How long the child waits at the place that [`SLOW`] names.
+/// How long the child waits at the point that [`SLOW`] names.
 const WAIT: Duration = Duration::from_millis(400);
 const EPOCHS: u64 = 3;
 const STEPS: u64 = 12;
@@ -68,7 +68,7 @@ impl ModelDesc for Net {
     }
 }
 
-/// Saves every few steps, counts runs, and sleeps where an environment variable tells it to.
+/// Saves every few steps, counts runs, and sleeps at the point that an environment variable names.
 #[derive(Default)]
 struct Often {
     runs: u64,
@@ -85,7 +85,7 @@ fn slow(place: &str) {
     }
 }
 
-/// The file that says that the child waits.
+/// The file that marks that the child waits.
 const WAITING: &str = "waiting";
 
 impl Callback for Often {
@@ -155,7 +155,7 @@ fn child() {
 
 /// Returns the command that trains in a directory.
 pub(crate) fn command(dir: &Path) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+    let mut command = Command::new(std::env::current_exe().expect("the path of this test binary"));
     command
         .args(["--exact", "kills::child", "--nocapture"])
         .env(DIR, dir)
@@ -188,9 +188,9 @@ pub(crate) fn finish(dir: &Path) {
 
 pub(crate) fn assert_same(dir: &Path, whole: &Outcome, what: &str) {
     let found = outcome(dir);
-    assert_eq!(found.1, whole.1, "{what}: other statistics");
+    assert_eq!(found.1, whole.1, "{what}: different statistics");
     for (name, bytes) in &whole.0 {
-        assert!(found.0[name] == *bytes, "{what}: {name} has other bytes");
+        assert!(found.0[name] == *bytes, "{what}: {name} has different bytes");
     }
     assert_eq!(found.0.len(), whole.0.len());
 }
@@ -207,7 +207,7 @@ pub(crate) fn uninterrupted(root: &Path) -> Outcome {
 fn wait_for(file: &Path, text: &str) {
     let begun = Instant::now();
     while !std::fs::read_to_string(file).unwrap_or_default().contains(text) {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{text:?} never came to {}", file.display());
+        assert!(begun.elapsed() < Duration::from_secs(60), "{text:?} never appeared in {}", file.display());
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -324,7 +324,7 @@ fn a_signal_saves_and_terminates_with_that_signal() {
     let root = tempfile::tempdir().unwrap();
     let whole = uninterrupted(root.path());
     let rng = random("signals");
-    // How often a run comes to each place.
+    // How often a run reaches each point.
     let places =
         [("step", EPOCHS * STEPS), ("evaluation", EPOCHS * 5), ("data", EPOCHS * STEPS), ("save", 9)];
     for (i, (place, times)) in places.into_iter().enumerate() {

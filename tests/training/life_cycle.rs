@@ -29,7 +29,7 @@ impl Recorder {
         (stop, if fail { Err(Error::argument(format!("failed in {what}"))) } else { Ok(()) })
     }
 
-    fn between(&self, what: &str, cx: &mut TrainCx<'_>) -> Result<()> {
+    fn record(&self, what: &str, cx: &mut TrainCx<'_>) -> Result<()> {
         let (stop, result) = self.note(what, cx.epoch_num, cx.local_step, cx.global_step);
         if stop {
             cx.stop(what);
@@ -37,7 +37,7 @@ impl Recorder {
         result
     }
 
-    fn around(&self, what: &str, cx: &mut RunCx<'_>) -> Result<()> {
+    fn record_run(&self, what: &str, cx: &mut RunCx<'_>) -> Result<()> {
         let (stop, result) = self.note(what, cx.epoch_num, cx.local_step, cx.global_step);
         if stop {
             cx.stop(what);
@@ -52,28 +52,28 @@ impl Recorder {
 
 impl Callback for Recorder {
     fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.between("before_train", cx)
+        self.record("before_train", cx)
     }
     fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.between("before_epoch", cx)
+        self.record("before_epoch", cx)
     }
     fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
-        self.around("before_run", cx)
+        self.record_run("before_run", cx)
     }
     fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
-        self.around("after_run", cx)
+        self.record_run("after_run", cx)
     }
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.between("trigger_step", cx)
+        self.record("trigger_step", cx)
     }
     fn after_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.between("after_epoch", cx)
+        self.record("after_epoch", cx)
     }
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.between("trigger", cx)
+        self.record("trigger", cx)
     }
     fn after_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        self.between("after_train", cx)
+        self.record("after_train", cx)
     }
 }
 
@@ -196,7 +196,7 @@ fn assert_no_batch(e: &Error) {
 
 /// Without a batch there would be no step, and training would "finish" without having trained.
 #[test]
-fn training_data_without_a_batch_are_an_error() {
+fn training_data_without_a_full_batch_is_an_error() {
     let train = |flow: Arc<dyn DataFlow>, steps: Option<u64>| {
         let recorder = Recorder::default();
         let config = TrainConfig::new(Line, flow).no_logdir().max_epoch(3).callback(recorder.clone());
@@ -219,7 +219,7 @@ fn training_data_without_a_batch_are_an_error() {
 }
 
 #[test]
-fn validation_data_without_a_batch_are_an_error() {
+fn validation_data_without_a_full_batch_is_an_error() {
     for flow in [Arc::new(twenty().filter(|_| Ok(false)).batch(32)) as Arc<dyn DataFlow>, Arc::new(line(0))] {
         let runner = InferenceRunner::new(flow, [ScalarStats::new("cost")]);
         let e = launch_train_with_config(config().callback(runner), SimpleTrainer::new()).err().unwrap();

@@ -16,17 +16,13 @@ struct Ends(String);
 
 impl Callback for Ends {
     fn before_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
-        if self.0 == "setup" {
-            Err(Error::argument("no luck at the start").note("try later"))
-        } else {
-            Ok(())
-        }
+        if self.0 == "setup" { Err(Error::argument("failed at the start").note("try later")) } else { Ok(()) }
     }
 
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         match self.0.as_str() {
-            "error" if cx.global_step == 3 => Err(Error::argument("no luck in step 3").note("try again")),
-            "panic" if cx.global_step == 3 => panic!("a callback broke"),
+            "error" if cx.global_step == 3 => Err(Error::argument("failed in step 3").note("try again")),
+            "panic" if cx.global_step == 3 => panic!("a callback panicked"),
             _ => Ok(()),
         }
     }
@@ -51,7 +47,7 @@ fn config(dir: &Path, ends_by: &str) -> TrainConfig {
     let bad = ends_by == "data";
     let data = line(4).map(move |sample| {
         let broken = bad && sample[0].as_slice::<f32>()?[0] > 0.5;
-        if broken { Err(Error::argument("a broken sample")) } else { Ok(sample) }
+        if broken { Err(Error::argument("a corrupt sample")) } else { Ok(sample) }
     });
     let config = match ends_by {
         "not finite" => TrainConfig::new(Diverges, data),
@@ -86,11 +82,11 @@ fn last_error(log: &str) -> &str {
 #[test]
 fn the_error_that_ends_a_run_is_the_end_of_its_log() {
     let cases: [(&str, &[&str]); 5] = [
-        ("error", &["no luck in step 3", "try again"]),
-        ("setup", &["no luck at the start", "try later"]),
-        ("panic", &["a callback broke", "log_file.rs:"]),
+        ("error", &["failed in step 3", "try again"]),
+        ("setup", &["failed at the start", "try later"]),
+        ("panic", &["a callback panicked", "log_file.rs:"]),
         ("not finite", &["Square is not finite", "models.rs:", "no variable was changed"]),
-        ("data", &["a broken sample"]),
+        ("data", &["a corrupt sample"]),
     ];
     for (ends_by, terms) in cases {
         let dir = tempfile::tempdir().unwrap();

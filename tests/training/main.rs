@@ -2,6 +2,7 @@
 
 mod asynchronous;
 mod bad_settings;
+mod boundary_signal;
 mod callback_state;
 mod changed_data;
 #[path = "../checkpoints/crash_disk.rs"]

@@ -25,8 +25,8 @@ impl ModelDesc for Line {
     }
 }
 
-/// [`Line`], with variables that callbacks play with: `knob` and `other`, at 1, and `count`, an
-/// integer at 3.
+/// [`Line`], with variables for callbacks to change: `knob` and `other` start at 1, the integer
+/// `count` at 3.
 #[derive(Clone)]
 pub(crate) struct Knobs;
 

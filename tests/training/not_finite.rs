@@ -64,7 +64,7 @@ fn a_cost_that_grew_suggests_a_smaller_learning_rate() {
     let e = launch_train_with_config(config, SimpleTrainer::new()).err().expect("an error");
     assert_eq!(e.kind(), ErrorKind::NotFinite, "{e}");
     assert!(e.to_string().contains("learning rate") && e.to_string().contains("the cost grew from"), "{e}");
-    // A bad batch is another matter.
+    // A single bad batch gives no such hint.
     let e = train(&[4], NanPolicy::Stop).err().expect("an error");
     assert!(!e.to_string().contains("learning rate"), "{e}");
 }

@@ -9,7 +9,7 @@ const DIR: &str = "TENSORPACK_TEST_ALONE";
 
 /// Returns the command that runs a test of this binary in a child process, with [`dir`] set.
 pub(crate) fn command(test: &str, dir: &Path) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+    let mut command = Command::new(std::env::current_exe().expect("the path of this test binary"));
     command
         .args(["--exact", test, "--nocapture", "--test-threads", "1"])
         .env(DIR, dir)

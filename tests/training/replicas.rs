@@ -12,7 +12,7 @@ use tensorpack_testing::assert_mentions;
 
 /// How towers update a statistic during training.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Keeps {
+enum Statistic {
     /// Every tower updates the shared variable with the mean of its own batch.
     Alone,
     /// The first tower updates it with the mean over all towers.
@@ -22,19 +22,20 @@ enum Keeps {
 }
 
 /// [`Line`] with a running mean of its input.
-struct Watching(Keeps);
+struct TracksInput(Statistic);
 
-impl ModelDesc for Watching {
+impl ModelDesc for TracksInput {
     fn inputs(&self) -> Vec<TensorSpec> {
         Line.inputs()
     }
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
         let spec = VariableSpec::new("seen", []).init(Init::zeros());
-        let seen = t.variable(if self.0 == Keeps::Apart { spec.local() } else { spec.non_trainable() });
+        let seen = t.variable(if self.0 == Statistic::Apart { spec.local() } else { spec.non_trainable() });
         let own = inputs[0].mean();
-        let now = if self.0 == Keeps::Together { t.all_reduce_mean("seen", &own).named("all") } else { own };
-        if self.0 != Keeps::Together || t.is_main_training_tower() {
+        let now =
+            if self.0 == Statistic::Together { t.all_reduce_mean("seen", &own).named("all") } else { own };
+        if self.0 != Statistic::Together || t.is_main_training_tower() {
             let update = seen.update(|seen| seen * 0.5 + now * 0.5);
             t.graph().add_op_to_collection(UPDATE_OPS, &update);
         }
@@ -46,8 +47,8 @@ impl ModelDesc for Watching {
     }
 }
 
-fn config(keeps: Keeps) -> TrainConfig {
-    TrainConfig::new(Watching(keeps), line(4)).steps_per_epoch(2).max_epoch(1).no_logdir()
+fn config(statistic: Statistic) -> TrainConfig {
+    TrainConfig::new(TracksInput(statistic), line(4)).steps_per_epoch(2).max_epoch(1).no_logdir()
 }
 
 fn seen(trained: &Trained, name: &str) -> f64 {
@@ -73,7 +74,7 @@ fn an_update_of_a_shared_variable_in_every_tower_is_an_error() {
         *counted.lock().unwrap() += 1;
         Ok(())
     });
-    let config = config(Keeps::Alone).callback(count);
+    let config = config(Statistic::Alone).callback(count);
     let e = launch_train_with_config(config, SyncMultiGpuTrainerReplicated::new(2)).err().unwrap();
     assert_mentions(&e, &["variable seen", "two towers", "sum"]);
     assert!(e.site().is_some_and(|s| s.file.ends_with("replicas.rs")), "{e}");
@@ -83,7 +84,7 @@ fn an_update_of_a_shared_variable_in_every_tower_is_an_error() {
 #[test]
 fn a_mean_over_towers_updates_a_variable_once() {
     let trained =
-        launch_train_with_config(config(Keeps::Together), SyncMultiGpuTrainerReplicated::new(2)).unwrap();
+        launch_train_with_config(config(Statistic::Together), SyncMultiGpuTrainerReplicated::new(2)).unwrap();
     assert!((seen(&trained, "seen") - average(&[&[0, 1], &[2, 3]])).abs() < 1e-6);
 }
 
@@ -98,7 +99,7 @@ fn all_towers_read_the_same_sums() {
         assert!(values.iter().all(|v| v.as_bytes() == values[0].as_bytes()), "{values:?}");
         Ok(())
     });
-    let config = config(Keeps::Together).callback(compare);
+    let config = config(Statistic::Together).callback(compare);
     launch_train_with_config(config, SyncMultiGpuTrainerReplicated::new(3)).unwrap();
     assert_eq!(*runs.lock().unwrap(), 2);
 }
@@ -106,7 +107,7 @@ fn all_towers_read_the_same_sums() {
 #[test]
 fn a_tower_can_have_its_own_variable() {
     let trained =
-        launch_train_with_config(config(Keeps::Apart), SyncMultiGpuTrainerReplicated::new(2)).unwrap();
+        launch_train_with_config(config(Statistic::Apart), SyncMultiGpuTrainerReplicated::new(2)).unwrap();
     assert!((seen(&trained, "seen") - average(&[&[0], &[2]])).abs() < 1e-6);
     assert!((seen(&trained, "tower1/seen") - average(&[&[1], &[3]])).abs() < 1e-6);
 }

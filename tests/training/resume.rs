@@ -1,5 +1,6 @@
-//! A resumed run makes exactly the remaining calls.
+//! A resumed run calls the callbacks for exactly the remaining steps.
 
+use crate::boundary_signal::InterruptedAtTheBoundary;
 use crate::life_cycle::{Recorder, TWO_EPOCHS};
 use crate::models::{Line, line};
 use crate::processes;
@@ -38,10 +39,10 @@ fn failing_at(at: &'static str) -> Recorder {
 fn uninterrupted() -> (HostTensor, String) {
     let dir = tempfile::tempdir().unwrap();
     let trained = train(config(dir.path(), &Recorder::default())).unwrap();
-    left(&trained, dir.path())
+    results(&trained, dir.path())
 }
 
-fn left(trained: &Trained, dir: &Path) -> (HostTensor, String) {
+fn results(trained: &Trained, dir: &Path) -> (HostTensor, String) {
     let stats = std::fs::read_to_string(dir.join("stats.jsonl")).unwrap();
     (trained.session.read("fc/W").unwrap(), stats)
 }
@@ -55,7 +56,7 @@ fn rest(before_train: &str, again: &[&str], from: &str) -> Vec<String> {
 }
 
 #[test]
-fn in_the_middle_of_an_epoch() {
+fn resumes_in_the_middle_of_an_epoch() {
     let dir = tempfile::tempdir().unwrap();
     let e = train(config(dir.path(), &failing_at("before_run 2 1")).callback(SaveAfter(3))).err().unwrap();
     assert!(e.message().contains("failed in before_run"), "{e}");
@@ -64,18 +65,18 @@ fn in_the_middle_of_an_epoch() {
     // `before_epoch` is called again, and callbacks can check `resumed`; the first step is not
     // repeated.
     assert_eq!(recorder.take(), rest("before_train 2 0 3", &["before_epoch 2 0 3"], "before_run 2 1 3"));
-    assert_eq!(left(&trained, dir.path()), uninterrupted());
+    assert_eq!(results(&trained, dir.path()), uninterrupted());
 }
 
 #[test]
-fn between_two_epochs() {
+fn resumes_between_two_epochs() {
     let dir = tempfile::tempdir().unwrap();
     let saver = || ModelSaver::new();
     train(config(dir.path(), &failing_at("before_epoch 2")).callback(saver())).err().unwrap();
     let recorder = Recorder::default();
     let trained = train(config(dir.path(), &recorder).callback(saver())).unwrap();
     assert_eq!(recorder.take(), rest("before_train 1 1 2", &[], "before_epoch 2 1 2"));
-    assert_eq!(left(&trained, dir.path()), uninterrupted());
+    assert_eq!(results(&trained, dir.path()), uninterrupted());
     // A complete run calls nothing.
     let trained = train(config(dir.path(), &recorder).callback(saver())).unwrap();
     assert_eq!((trained.ended, recorder.take()), (Ended::Finished, vec![]));
@@ -83,52 +84,40 @@ fn between_two_epochs() {
 
 /// A save requested in the last step of an epoch is written after the epoch boundary.
 #[test]
-fn after_a_save_in_the_last_step() {
+fn resumes_after_a_save_in_the_last_step() {
     let dir = tempfile::tempdir().unwrap();
     train(config(dir.path(), &failing_at("before_run 2 0")).callback(SaveAfter(2))).err().unwrap();
     let recorder = Recorder::default();
     let trained = train(config(dir.path(), &recorder)).unwrap();
     assert_eq!(recorder.take(), rest("before_train 1 1 2", &[], "before_epoch 2 1 2"));
-    assert_eq!(left(&trained, dir.path()), uninterrupted());
-}
-
-/// Changes a variable at the epoch boundary, and then receives a signal.
-struct InterruptedAtTheEnd;
-
-impl Callback for InterruptedAtTheEnd {
-    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        let bias = cx.session().read("fc/b")?;
-        cx.session().write("fc/b", &HostTensor::new(bias.sizes().to_vec(), vec![7f32; bias.len()])?)?;
-        cx.interrupt().set(libc::SIGTERM);
-        cx.check_interrupt()
-    }
+    assert_eq!(results(&trained, dir.path()), uninterrupted());
 }
 
 #[test]
 fn child() {
     if let Some(dir) = processes::dir() {
-        let config = config(&dir, &Recorder::default()).callback(InterruptedAtTheEnd);
-        panic!("training went on: {:?}", train(config).map(|t| t.ended));
+        let config = config(&dir, &Recorder::default()).callback(InterruptedAtTheBoundary);
+        panic!("training continued: {:?}", train(config).map(|t| t.ended));
     }
 }
 
 /// The checkpoint has the variables from before the boundary, and the resumed run repeats the
 /// boundary.
 #[test]
-fn after_a_signal_at_the_epoch_boundary() {
+fn resumes_after_a_signal_at_the_epoch_boundary() {
     let dir = tempfile::tempdir().unwrap();
     let output = processes::alone("resume::child", dir.path());
     assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{}", processes::text(&output));
     let recorder = Recorder::default();
     let trained = train(config(dir.path(), &recorder)).unwrap();
     assert_eq!(recorder.take(), rest("before_train 1 1 2", &[], "after_epoch 1 1 2"));
-    assert_eq!(left(&trained, dir.path()), uninterrupted());
+    assert_eq!(results(&trained, dir.path()), uninterrupted());
 }
 
 /// A checkpoint stores what was consumed, not what was prefetched; the input source may change on
 /// resume.
 #[test]
-fn prefetched_data_are_read_again() {
+fn prefetched_data_is_read_again() {
     let data = || {
         line(5).shuffle().map_random(|mut sample, rng| {
             sample[0].as_mut_slice::<f32>()?[0] += rng.normal() as f32;
@@ -148,15 +137,15 @@ fn prefetched_data_are_read_again() {
         let failing = config(dir.path()).callback(failing_at("before_run 3"));
         assert!(launch_train_with_config(failing, trainer(first)).is_err());
         let resumed = launch_train_with_config(config(dir.path()), trainer(second)).unwrap();
-        assert_eq!(left(&resumed, dir.path()), left(&at_once, whole.path()), "{first} then {second}");
+        assert_eq!(results(&resumed, dir.path()), results(&at_once, whole.path()), "{first} then {second}");
     }
 }
 
 /// Records `resumed` in every hook.
 #[derive(Clone, Default)]
-struct Told(std::sync::Arc<std::sync::Mutex<Vec<(String, bool)>>>);
+struct RecordResumed(std::sync::Arc<std::sync::Mutex<Vec<(String, bool)>>>);
 
-impl Callback for Told {
+impl Callback for RecordResumed {
     fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         self.0.lock().unwrap().push(("before_train".into(), cx.resumed()));
         Ok(())
@@ -172,7 +161,7 @@ impl Callback for Told {
 fn hooks_see_that_the_run_is_resumed() {
     let dir = tempfile::tempdir().unwrap();
     train(config(dir.path(), &failing_at("before_run 2 1")).callback(SaveAfter(3))).err().unwrap();
-    let told = Told::default();
+    let told = RecordResumed::default();
     train(config(dir.path(), &Recorder::default()).callback(told.clone()).max_epoch(3)).unwrap();
     let right = [("before_train", true), ("before_epoch 2", true), ("before_epoch 3", false)];
     let told = told.0.lock().unwrap();
@@ -191,7 +180,7 @@ fn a_run_that_was_stopped_stays_stopped() {
         let second = train(config(dir.path(), &again)).unwrap();
         assert!(matches!(&second.ended, Ended::Stopped(_)), "{at}");
         assert_eq!((&second.ended, again.take()), (&first.ended, vec![]));
-        assert_eq!(left(&second, dir.path()), left(&first, dir.path()));
+        assert_eq!(results(&second, dir.path()), results(&first, dir.path()));
         // With a larger max_epoch it continues.
         let longer = train(config(dir.path(), &again).max_epoch(3)).unwrap();
         assert_eq!(longer.ended, Ended::Finished);
@@ -226,7 +215,7 @@ fn random_numbers_of_plain_runs_continue() {
         let config = TrainConfig::new(Line, line(2)).logdir(dir).max_epoch(n);
         let validation = SanityValidation::new(InferenceRunner::new(line(3), [ScalarStats::new("cost")]));
         let config = config.callback(AddNoise::default()).callback(validation).callback(ModelSaver::new());
-        left(&train(config).unwrap(), dir)
+        results(&train(config).unwrap(), dir)
     };
     let (at_once, in_parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     epochs(in_parts.path(), 2);

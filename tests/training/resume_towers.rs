@@ -1,4 +1,4 @@
-//! Resuming with another number of towers: the data continue where they stopped.
+//! Resuming with another number of towers: the data continues where it stopped.
 
 use crate::life_cycle::Recorder;
 use crate::models::Line;
@@ -63,7 +63,7 @@ impl ModelDesc for Still {
 /// `after` towers.
 fn change(dir: &Path, before: usize, after: usize) -> Vec<i64> {
     let taken = Taken::default();
-    // The step after the checkpoint is lost, and its data are read again.
+    // The step after the checkpoint is lost, and its data is read again.
     let stop = Recorder { fail_at: Some("before_run 2 3"), ..Recorder::default() };
     let first = config(before, &taken).callback(SaveAfter(6)).callback(stop).logdir(dir).max_epoch(2);
     assert!(launch_train_with_config(first, trainer(before)).is_err());

@@ -34,15 +34,15 @@ impl Callback for Flag {
 
 /// Counts started runs, and reports the count after each epoch.
 #[derive(Default)]
-struct Began(u64);
+struct CountRuns(u64);
 
-impl Callback for Began {
+impl Callback for CountRuns {
     fn before_run(&mut self, _: &mut RunCx<'_>) -> Result<()> {
         self.0 += 1;
         Ok(())
     }
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        cx.put_scalar("began", self.0 as f64);
+        cx.put_scalar("runs_started", self.0 as f64);
         Ok(())
     }
     fn state(&self) -> serde_json::Value {
@@ -83,7 +83,7 @@ fn train(dir: &Path, slow: Option<u64>, trigger: u64) -> Result<Trained> {
     let config = TrainConfig::new(Line, slow_at(slow, flag.clone()))
         .callback(ModelSaver::new())
         .callback(flag.clone())
-        .callback(Began::default())
+        .callback(CountRuns::default())
         .callback(LongTrigger(trigger, flag))
         .logdir(dir)
         .steps_per_epoch(3)
@@ -91,7 +91,7 @@ fn train(dir: &Path, slow: Option<u64>, trigger: u64) -> Result<Trained> {
     launch_train_with_config(config, SimpleTrainer::new())
 }
 
-fn left(trained: &Trained, dir: &Path) -> (HostTensor, String) {
+fn results(trained: &Trained, dir: &Path) -> (HostTensor, String) {
     let stats = std::fs::read_to_string(dir.join("stats.jsonl")).unwrap();
     (trained.session.read("fc/W").unwrap(), stats)
 }
@@ -110,20 +110,20 @@ fn assert_same_end_after(signal: i32, child: &str, train: impl Fn(&Path) -> Resu
     let text = processes::text(&output);
     assert_eq!(output.status.signal(), Some(signal), "{text}");
     let resumed = train(parts.path()).unwrap();
-    assert_eq!(left(&resumed, parts.path()), left(&undisturbed, whole.path()));
+    assert_eq!(results(&resumed, parts.path()), results(&undisturbed, whole.path()));
     text
 }
 
 #[test]
 fn child_that_waits() {
     if let Some(dir) = processes::dir() {
-        panic!("it went on: {:?}", train(&dir, Some(4), 0).map(|t| t.ended));
+        panic!("training continued: {:?}", train(&dir, Some(4), 0).map(|t| t.ended));
     }
 }
 
 /// The step has not started: the run is saved in the state before it, in the middle of the epoch.
 #[test]
-fn while_a_step_waits_for_data() {
+fn a_signal_while_a_step_waits_for_data_saves_the_state_before_it() {
     let text = assert_same_end("signals::child_that_waits");
     assert!(text.contains("saving") && text.contains("step-0000000004"), "{text}");
 }
@@ -131,13 +131,13 @@ fn while_a_step_waits_for_data() {
 #[test]
 fn child_in_a_long_trigger() {
     if let Some(dir) = processes::dir() {
-        panic!("it went on: {:?}", train(&dir, None, 5).map(|t| t.ended));
+        panic!("training continued: {:?}", train(&dir, None, 5).map(|t| t.ended));
     }
 }
 
-/// The step has started and cannot finish: the last checkpoint stands.
+/// The step has started and cannot finish: the last checkpoint is kept.
 #[test]
-fn while_a_step_trigger_runs() {
+fn a_signal_in_a_step_trigger_keeps_the_last_checkpoint() {
     let text = assert_same_end("signals::child_in_a_long_trigger");
     assert!(text.contains("in the middle of a step"), "{text}");
     assert!(!text.contains("step-0000000005"), "{text}");
@@ -167,13 +167,13 @@ fn two_runs(dir: &Path, slow: Option<u64>) -> Result<(f64, f64)> {
 #[test]
 fn child_after_a_plain_run() {
     if let Some(dir) = processes::dir() {
-        panic!("it went on: {:?}", two_runs(&dir, Some(4)));
+        panic!("training continued: {:?}", two_runs(&dir, Some(4)));
     }
 }
 
 /// A plain run may have changed variables, so the step counts as started.
 #[test]
-fn between_two_runs_of_a_step() {
+fn a_signal_between_two_runs_of_a_step_keeps_the_last_checkpoint() {
     let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let undisturbed = two_runs(whole.path(), None).unwrap();
     assert_eq!(undisturbed.0, 9.0);
@@ -184,9 +184,9 @@ fn between_two_runs_of_a_step() {
 
 /// A hook, and the signals that are sent to this process when it first runs.
 #[derive(Clone, Copy)]
-struct Sends(&'static str, &'static [i32]);
+struct RaiseSignals(&'static str, &'static [i32]);
 
-impl Sends {
+impl RaiseSignals {
     fn at(&mut self, hook: &str) {
         if self.0 == hook {
             // SAFETY: `raise` has no requirements; an unhandled signal ends this child process.
@@ -197,7 +197,7 @@ impl Sends {
     }
 }
 
-impl Callback for Sends {
+impl Callback for RaiseSignals {
     fn setup_graph(&mut self, _: &mut GraphCx<'_>) -> Result<()> {
         self.at("setup_graph");
         Ok(())
@@ -228,13 +228,13 @@ impl Callback for StartsAtSeven {
     }
 }
 
-const NO_SIGNAL: Sends = Sends("", &[]);
+const NO_SIGNAL: RaiseSignals = RaiseSignals("", &[]);
 
-fn train_with(dir: &Path, sends: Sends) -> Result<Trained> {
+fn train_with(dir: &Path, sends: RaiseSignals) -> Result<Trained> {
     let config = TrainConfig::new(Line, line(4))
         .callback(ModelSaver::new())
         .callback(StartsAtSeven)
-        .callback(Began::default())
+        .callback(CountRuns::default())
         .callback(sends)
         .logdir(dir)
         .steps_per_epoch(3)
@@ -248,17 +248,17 @@ fn set_disposition(signal: i32, disposition: libc::sighandler_t) {
     assert_ne!(unsafe { libc::signal(signal, disposition) }, libc::SIG_ERR);
 }
 
-/// A child in which training continues after all signals.
-fn goes_on(sends: Sends) {
+/// Trains in a child process that a signal must end: it panics if training returns.
+fn must_not_finish(sends: RaiseSignals) {
     if let Some(dir) = processes::dir() {
         sends.1.iter().for_each(|signal| set_disposition(*signal, libc::SIG_DFL));
-        panic!("it went on: {:?}", train_with(&dir, sends).map(|t| t.ended));
+        panic!("training continued: {:?}", train_with(&dir, sends).map(|t| t.ended));
     }
 }
 
 #[test]
 fn child_that_hangs_up() {
-    goes_on(Sends("trigger_step", &[libc::SIGHUP]));
+    must_not_finish(RaiseSignals("trigger_step", &[libc::SIGHUP]));
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn sighup_saves() {
 fn child_under_nohup() {
     if let Some(dir) = processes::dir() {
         set_disposition(libc::SIGHUP, libc::SIG_IGN);
-        let trained = train_with(&dir, Sends("trigger_step", &[libc::SIGHUP])).unwrap();
+        let trained = train_with(&dir, RaiseSignals("trigger_step", &[libc::SIGHUP])).unwrap();
         assert_eq!(trained.ended, tensorpack::train::Ended::Finished);
     }
 }
@@ -286,12 +286,12 @@ fn an_ignored_sighup_stays_ignored() {
 
 #[test]
 fn child_that_gets_two_signals() {
-    goes_on(Sends("trigger_step", &[libc::SIGINT, libc::SIGTERM]));
+    must_not_finish(RaiseSignals("trigger_step", &[libc::SIGINT, libc::SIGTERM]));
 }
 
 /// The process does not save: it ends by the second signal.
 #[test]
-fn a_second_signal_ends_the_process_at_once() {
+fn a_second_signal_ends_the_process_immediately() {
     let dir = tempfile::tempdir().unwrap();
     let output = processes::alone("signals::child_that_gets_two_signals", dir.path());
     let text = processes::text(&output);
@@ -301,22 +301,22 @@ fn a_second_signal_ends_the_process_at_once() {
 
 #[test]
 fn child_in_setup_graph() {
-    goes_on(Sends("setup_graph", &[libc::SIGTERM]));
+    must_not_finish(RaiseSignals("setup_graph", &[libc::SIGTERM]));
 }
 
 #[test]
 fn child_in_before_train() {
-    goes_on(Sends("before_train", &[libc::SIGTERM]));
+    must_not_finish(RaiseSignals("before_train", &[libc::SIGTERM]));
 }
 
 #[test]
 fn child_in_before_epoch() {
-    goes_on(Sends("before_epoch", &[libc::SIGTERM]));
+    must_not_finish(RaiseSignals("before_epoch", &[libc::SIGTERM]));
 }
 
 /// A run that has not done a step is saved, too, and starts like any other when it resumes.
 #[test]
-fn before_the_first_step() {
+fn a_signal_before_the_first_step_saves() {
     for child in ["child_in_setup_graph", "child_in_before_train", "child_in_before_epoch"] {
         let child = format!("signals::{child}");
         let text = assert_same_end_after(libc::SIGTERM, &child, |dir| train_with(dir, NO_SIGNAL));
@@ -391,7 +391,7 @@ fn child_that_outlives_two_trainings() {
     end_by(signal);
 }
 
-/// Says that training starts, and waits until it is told to continue.
+/// Reports that training has started, and waits for permission to continue.
 struct Waits(std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
 
 impl Callback for Waits {
@@ -402,7 +402,7 @@ impl Callback for Waits {
 }
 
 #[test]
-fn after_training_signals_do_what_they_did_before() {
+fn signal_dispositions_are_restored_after_training() {
     for child in [
         "child_that_outlives_training",
         "child_with_a_handler_that_outlives_training",
@@ -423,13 +423,13 @@ fn after_training_signals_do_what_they_did_before() {
 fn child_that_trains_twice() {
     let Some(dir) = processes::dir() else { return };
     train_with(&dir.join("before"), NO_SIGNAL).unwrap();
-    let sends = Sends("trigger_step", &[libc::SIGTERM]);
-    panic!("it went on: {:?}", train_with(&dir, sends).map(|t| t.ended));
+    let sends = RaiseSignals("trigger_step", &[libc::SIGTERM]);
+    panic!("training continued: {:?}", train_with(&dir, sends).map(|t| t.ended));
 }
 
 /// The handlers are installed again.
 #[test]
-fn in_the_second_training_of_a_process() {
+fn a_signal_in_the_second_training_of_a_process_saves() {
     let child = "signals::child_that_trains_twice";
     let text = assert_same_end_after(libc::SIGTERM, child, |dir| train_with(dir, NO_SIGNAL));
     assert!(text.contains("saving") && text.contains("step-0000000001"), "{text}");
@@ -443,7 +443,10 @@ fn child_with_a_handler_of_its_own() {
         unsafe { libc::_exit(77) }
     }
     set_disposition(libc::SIGTERM, exit as *const () as libc::sighandler_t);
-    panic!("it went on: {:?}", train_with(&dir, Sends("trigger_step", &[libc::SIGTERM])).map(|t| t.ended));
+    panic!(
+        "training continued: {:?}",
+        train_with(&dir, RaiseSignals("trigger_step", &[libc::SIGTERM])).map(|t| t.ended)
+    );
 }
 
 /// The program's own handler gets the signal once the run is saved.
@@ -470,12 +473,15 @@ fn child_with_a_slow_command() {
         .callback(SendStat::new("sleep 30", none))
         .logdir(dir)
         .max_epoch(2);
-    panic!("it went on: {:?}", launch_train_with_config(config, SimpleTrainer::new()).map(|t| t.ended));
+    panic!(
+        "training continued: {:?}",
+        launch_train_with_config(config, SimpleTrainer::new()).map(|t| t.ended)
+    );
 }
 
-/// Training says what it waits for, and a signal ends the wait.
+/// The log names the command that training waits for, and a signal ends the wait.
 #[test]
-fn while_a_command_runs() {
+fn a_signal_while_a_command_runs_saves() {
     let dir = tempfile::tempdir().unwrap();
     let start = std::time::Instant::now();
     let output = processes::alone("signals::child_with_a_slow_command", dir.path());

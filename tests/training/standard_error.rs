@@ -141,7 +141,7 @@ fn a_signal_saves_even_if_standard_error_is_unwritable() {
         let begun = Instant::now();
         while !std::fs::read_to_string(dir.path().join("log.log")).is_ok_and(|log| log.contains("epoch 2 of"))
         {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{kind}: epoch 2 never began");
+            assert!(begun.elapsed() < Duration::from_secs(60), "{kind}: epoch 2 never started");
             assert!(child.try_wait().unwrap().is_none(), "{kind}: the run ended before the signal");
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -167,7 +167,7 @@ fn per_tower_batch_norm_is_ghost_batch_norm() {
 }
 
 #[test]
-fn parameter_server_and_replicated_are_bit_equal() {
+fn parameter_server_and_replicated_are_bit_identical() {
     for (name, optimizer) in optimizers() {
         for normalized in [Normalized::Alone, Normalized::Together] {
             for towers in [2, 3] {
@@ -218,7 +218,7 @@ fn towers_on_the_reference_device_train_as_on_the_cpu() {
     assert_eq!(found.len(), right.len());
     for ((name, found), (_, right)) in found.iter().zip(&right) {
         for (a, b) in found.iter().zip(right) {
-            assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{name}: {a}, the reference says {b}");
+            assert!((a - b).abs() <= 1e-5 * b.abs().max(1.0), "{name}: {a}, the reference has {b}");
         }
     }
 }

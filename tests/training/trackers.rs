@@ -195,7 +195,7 @@ fn a_process_runs_during_training() {
     assert!(e.message().contains("cannot start no-such-program"), "{e}");
 }
 
-/// A command that takes too long is killed, with the processes it started, and training goes on.
+/// A command that takes too long is killed, with the processes it started, and training continues.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_command_has_a_deadline() {

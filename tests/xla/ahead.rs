@@ -1,4 +1,5 @@
-//! Steps are launched before the previous one has finished. Only the order of hooks shows it.
+//! Asynchronous dispatch: a step is launched before the previous one has finished. Only the order
+//! of hooks shows it.
 
 use crate::device;
 use std::sync::{Arc, Mutex};
@@ -30,7 +31,7 @@ impl ModelDesc for Line {
     }
 }
 
-/// Batches; those with the numbers in `bad` divide by zero.
+/// Returns batches; those whose indices are in `bad` divide by zero.
 fn batches(bad: &'static [u64]) -> FromFn {
     FromFn::new(1000, move |index| {
         let x: Vec<f32> = (0..6).map(|i| ((index * 5 + i * 3) % 7) as f32 / 7.0).collect();
@@ -128,7 +129,7 @@ fn hooks(device: Device, cadence: Cadence) -> (Vec<(&'static str, u64)>, Vec<Hos
 }
 
 #[test]
-fn the_next_step_is_launched_before_the_last_is_awaited() {
+fn the_next_step_is_launched_before_the_previous_one_is_awaited() {
     let Some(device) = device() else { return };
     let (found, ahead) = hooks(device, Cadence::Deferred);
     let right = [

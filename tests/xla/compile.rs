@@ -1,4 +1,4 @@
-//! Ctrl-C while XLA compiles ends the process, and the last checkpoint is unchanged.
+//! A signal while XLA compiles ends the process and loses nothing that was saved.
 
 use crate::{child, device};
 use std::io::{BufRead, BufReader};
@@ -59,6 +59,29 @@ pub(crate) fn latest(dir: &Path) -> Checkpoint {
     Checkpoint::load(dir.join("checkpoints").join(name.trim())).expect("a valid checkpoint")
 }
 
+/// Trains in a child process, sends it `signal` when XLA starts to compile, and returns the child's
+/// log. Checks that the signal ended the child before the compilation finished.
+fn signal_while_compiling(dir: &Path, signal: libc::c_int) -> String {
+    let mut command = child("compile::child_that_compiles");
+    let mut running = command.env(DIR, dir).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = Vec::new();
+    for line in BufReader::new(running.stderr.take().unwrap()).lines() {
+        let line = line.unwrap();
+        // XLA compiles for much longer than the signal takes to arrive.
+        if line.contains("XLA compiles for ") {
+            // SAFETY: this is our child, and it has not been awaited yet, so the id is still its
+            // own.
+            unsafe { libc::kill(running.id() as i32, signal) };
+        }
+        log.push(line);
+    }
+    let status = running.wait().unwrap();
+    let log = log.join("\n");
+    assert_eq!(status.signal(), Some(signal), "{log}");
+    assert!(!log.contains("XLA compiled for "), "{log}");
+    log
+}
+
 #[test]
 fn a_signal_while_xla_compiles_ends_the_process_and_keeps_the_last_checkpoint() {
     if device().is_none() {
@@ -69,55 +92,25 @@ fn a_signal_while_xla_compiles_ends_the_process_and_keeps_the_last_checkpoint() 
     train(dir.path(), Device::Null, 1).unwrap();
     let before = latest(dir.path());
     assert_eq!(before.global_step, 2);
-    let mut command = child("compile::child_that_compiles");
-    let mut running =
-        command.env(DIR, dir.path()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = Vec::new();
-    for line in BufReader::new(running.stderr.take().unwrap()).lines() {
-        let line = line.unwrap();
-        // Kill it as soon as it logs that it compiles, which takes much longer than this.
-        if line.contains("XLA compiles for ") {
-            // SAFETY: this is our child, and it has not been awaited yet, so the id is still its
-            // own.
-            unsafe { libc::kill(running.id() as i32, libc::SIGINT) };
-        }
-        said.push(line);
-    }
-    let status = running.wait().unwrap();
-    let said = said.join("\n");
-    assert_eq!(status.signal(), Some(libc::SIGINT), "{said}");
-    assert!(said.contains("s so far") && !said.contains("XLA compiled for "), "{said}");
-    assert!(said.contains("last checkpoint"), "{said}");
+    let log = signal_while_compiling(dir.path(), libc::SIGINT);
+    assert!(log.contains("s so far") && log.contains("last checkpoint"), "{log}");
     let after = latest(dir.path());
     assert_eq!((after.global_step, after.tensors.len()), (before.global_step, before.tensors.len()));
     assert!(after.tensors == before.tensors, "the checkpoint has changed");
 }
 
-/// The first step has taken its batch, but has changed nothing: the run is saved as it was before.
+/// The first step has taken its batch but has changed nothing, so the checkpoint holds the state
+/// before it.
 #[test]
-fn a_signal_while_xla_compiles_the_first_step_saves() {
+fn a_signal_while_xla_compiles_the_first_step_saves_the_state_before_it() {
     if device().is_none() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let mut command = child("compile::child_that_compiles");
-    let mut running =
-        command.env(DIR, dir.path()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = Vec::new();
-    for line in BufReader::new(running.stderr.take().unwrap()).lines() {
-        let line = line.unwrap();
-        if line.contains("XLA compiles for ") {
-            // SAFETY: the child is ours, and was not waited for yet.
-            unsafe { libc::kill(running.id() as i32, libc::SIGTERM) };
-        }
-        said.push(line);
-    }
-    let status = running.wait().unwrap();
-    let said = said.join("\n");
-    assert_eq!(status.signal(), Some(libc::SIGTERM), "{said}");
-    assert!(said.contains("saving") && !said.contains("XLA compiled for "), "{said}");
+    let log = signal_while_compiling(dir.path(), libc::SIGTERM);
+    assert!(log.contains("saving"), "{log}");
     let saved = latest(dir.path());
     assert_eq!((saved.global_step, &saved.state["position"]["steps"]), (0, &0.into()));
     let input = saved.state["input"].to_string();
-    assert!(!input.contains(|c: char| ('1'..='9').contains(&c)), "{input} is not the start");
+    assert!(!input.contains(|c: char| ('1'..='9').contains(&c)), "not the initial position: {input}");
 }

@@ -14,12 +14,12 @@ const DEVICE: &str = "TENSORPACK_TEST_DEVICE";
 fn child_that_opens_a_session() {
     if let Ok(device) = std::env::var(DEVICE) {
         let options = SessionOptions { device: device.parse().unwrap(), ..SessionOptions::default() };
-        let e = Session::with(Graph::new().freeze().unwrap(), options).expect_err("there is no such plugin");
+        let e = Session::with(Graph::new().freeze().unwrap(), options).expect_err("the plugin is missing");
         println!("{:?}: {e}", e.kind());
     }
 }
 
-/// Returns the error of opening `device` if the only plugin is `plugin`.
+/// Returns the error of opening `device` when `plugin` is the only plugin.
 fn error_without_plugins(device: &str, plugin: Option<&Path>, empty: &Path) -> String {
     let mut command = child("errors::child_that_opens_a_session");
     for variable in ["TENSORPACK_PJRT_PLUGIN", "PJRT_NAMES_AND_LIBRARY_PATHS", "VIRTUAL_ENV", "PYTHONPATH"] {
@@ -113,7 +113,7 @@ fn too_little_memory_is_an_error_with_the_planned_bytes() {
 fn a_result_larger_than_device_memory_is_an_error_and_the_session_remains_usable() {
     let Some(device @ Device::Xla { platform, .. }) = device() else { return };
     if platform.name() == "cpu" {
-        println!("passed over: {device} has no memory of its own");
+        println!("not tested: {device} has no memory of its own");
         return;
     }
     let graph = Graph::new();

@@ -2,6 +2,8 @@
 //! or fails if `TENSORPACK_REQUIRE_PLUGIN` is set.
 
 mod ahead;
+#[path = "../training/boundary_signal.rs"]
+mod boundary_signal;
 mod compile;
 mod errors;
 mod feeds;
@@ -18,8 +20,8 @@ mod resume;
 mod rows;
 mod staging;
 mod steps;
+mod tower_batch_sizes;
 mod towers;
-mod unlike;
 
 use std::process::Command;
 use tensorpack::graph::Graph;
@@ -32,7 +34,7 @@ use tensorpack_testing::{Requirement, skip};
 fn device() -> Option<Device> {
     let name = std::env::var("TENSORPACK_XLA_TEST_DEVICE").unwrap_or("xla:cpu:0".into());
     let device: Device = name.parse().unwrap();
-    let Device::Xla { platform, .. } = device else { panic!("{name} is no XLA device") };
+    let Device::Xla { platform, .. } = device else { panic!("{name} is not an XLA device") };
     tensorpack_testing::plugin_for_tests(platform.name()).map(|_| device)
 }
 
@@ -56,7 +58,7 @@ fn devices(count: usize) -> Option<Vec<Device>> {
 /// A command that runs one test of this binary in a child process. The caller sets environment
 /// variables to tell it what to do.
 fn child(test: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+    let mut command = Command::new(std::env::current_exe().expect("the path of this test binary"));
     command.args(["--exact", test, "--nocapture"]);
     command
 }

@@ -78,7 +78,7 @@ fn gradients_agree(what: &str, dtype: DType, head: Head) {
 }
 
 #[test]
-fn the_gradient_of_a_maximum_is_of_the_elements_that_attain_it() {
+fn the_gradient_of_a_maximum_goes_to_the_elements_that_attain_it() {
     for dtype in [DType::F32, DType::F64] {
         gradients_agree("max pool", dtype, |t, x| fused_product(t, x).global_max_pool());
         gradients_agree("max", dtype, |t, x| affine(t, x).max_axes(&[1, 2]));
@@ -89,7 +89,7 @@ fn the_gradient_of_a_maximum_is_of_the_elements_that_attain_it() {
 
 /// `a` and `b` are equal, so each gets half of every gradient.
 #[test]
-fn a_maximum_of_equals_gives_each_half() {
+fn a_maximum_of_equal_operands_splits_its_gradient() {
     for dtype in [DType::F32, DType::F64] {
         gradients_agree("maximum of equals", dtype, |t, x| {
             let y = affine(t, x);

@@ -1,5 +1,6 @@
 //! Training on XLA is reproducible to the bit, and so is training that was interrupted and resumed.
 
+use crate::boundary_signal::InterruptedAtTheBoundary;
 use crate::compile::latest;
 use crate::{child, device};
 use std::os::unix::process::ExitStatusExt;
@@ -84,7 +85,7 @@ fn repeated_and_resumed_runs_are_bit_identical() {
     let Some(device) = device() else { return };
     let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let right = train(first.path(), device, Vec::new()).unwrap();
-    assert!(train(second.path(), device, Vec::new()).unwrap() == right, "another run has other weights");
+    assert!(train(second.path(), device, Vec::new()).unwrap() == right, "a second run has different weights");
     assert_eq!(statistics(first.path()), statistics(second.path()));
     // In the middle of an epoch, at its end, and after the first step of the next one.
     for after in [2, STEPS, STEPS + 1] {
@@ -92,24 +93,12 @@ fn repeated_and_resumed_runs_are_bit_identical() {
         let e = train(dir.path(), device, vec![Box::new(Fails { after })]).unwrap_err();
         assert!(e.message().ends_with("cut short"), "{e}");
         let found = train(dir.path(), device, Vec::new()).unwrap();
-        assert!(found == right, "cut short after step {after}: the weights differ");
-        assert_eq!(statistics(dir.path()), statistics(first.path()), "cut short after step {after}");
+        assert!(found == right, "interrupted after step {after}: the weights differ");
+        assert_eq!(statistics(dir.path()), statistics(first.path()), "interrupted after step {after}");
     }
 }
 
 const INTERRUPTED_DIR: &str = "TENSORPACK_TEST_INTERRUPTED";
-
-/// Writes a variable at the epoch boundary, and then receives a signal.
-struct InterruptedAtTheBoundary;
-
-impl Callback for InterruptedAtTheBoundary {
-    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        let bias = cx.session().read("fc/b")?;
-        cx.session().write("fc/b", &HostTensor::new(bias.sizes().to_vec(), vec![7f32; bias.len()])?)?;
-        cx.interrupt().set(libc::SIGTERM);
-        cx.check_interrupt()
-    }
-}
 
 /// The child process: a run doubles all weights at the first boundary, and a write changes one more.
 #[test]
@@ -124,7 +113,7 @@ fn child_interrupted_at_the_boundary() {
     let callbacks: Vec<Box<dyn Callback>> =
         vec![Box::new(double.no_before_train()), Box::new(InterruptedAtTheBoundary)];
     let ended = train(Path::new(&dir), device, callbacks);
-    panic!("training went on: {:?}", ended.map(|variables| variables.len()));
+    panic!("training continued: {:?}", ended.map(|variables| variables.len()));
 }
 
 /// A signal inside an epoch boundary saves the variables from before the boundary, though callbacks

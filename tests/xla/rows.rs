@@ -12,15 +12,15 @@ fn a_bad_index_is_named_and_nothing_changes() {
     for bad in [-1, 3, i64::MAX, i64::MIN] {
         let g = Graph::new();
         let t = TowerContext::training(&g);
-        let places = g.placeholder(&TensorSpec::new("i", DType::I64, [None]));
+        let indices = g.placeholder(&TensorSpec::new("i", DType::I64, [None]));
         let w = t.variable(VariableSpec::new("w", [3, 2]));
         let line = line!() + 1;
-        let rows = w.value().gather(&places, 0);
+        let rows = w.value().gather(&indices, 0);
         let op = w.update(|w| w + rows.sum());
         let options = SessionOptions { device, ..SessionOptions::default() };
         let session = Session::with(g.freeze().unwrap(), options).unwrap();
         let run =
-            |places: Vec<i64>| session.run(&[&rows, &op], &[("i", &HostTensor::new([3], places).unwrap())]);
+            |indices: Vec<i64>| session.run(&[&rows, &op], &[("i", &HostTensor::new([3], indices).unwrap())]);
         let before = session.read("w").unwrap();
         let e = run(vec![0, bad, 99]).unwrap_err();
         let right = format!("element 1 of the indices is {bad}, which is outside 0..3");

@@ -11,9 +11,9 @@ use tensorpack::prelude::*;
 use tensorpack::runtime::Staging;
 
 /// A model whose input is u8 images.
-struct OfBytes;
+struct ByteImages;
 
-impl ModelDesc for OfBytes {
+impl ModelDesc for ByteImages {
     fn inputs(&self) -> Vec<TensorSpec> {
         vec![TensorSpec::new("image", DType::U8, [None, Some(12)]), TensorSpec::i32("label", [None])]
     }
@@ -38,14 +38,14 @@ fn batches() -> FromFn {
 
 /// A queue that checks that each batch is on the device when it is returned, and gone when the next
 /// one is.
-struct Watched {
+struct CheckedQueue {
     queue: QueueInput,
     staging: Option<Staging>,
     before: Vec<HostTensor>,
     batches: Arc<AtomicUsize>,
 }
 
-impl InputSource for Watched {
+impl InputSource for CheckedQueue {
     fn size(&self) -> Option<u64> {
         self.queue.size()
     }
@@ -61,9 +61,12 @@ impl InputSource for Watched {
 
     fn next(&mut self) -> Result<&[(String, HostTensor)]> {
         let feeds = self.queue.next()?;
-        let staging = self.staging.as_ref().expect("XLA's devices have memory of their own");
-        assert!(feeds.iter().all(|(_, value)| staging.holds(value, 0)), "a batch was not sent ahead");
-        assert!(!self.before.iter().any(|value| staging.holds(value, 0)), "a batch stayed behind");
+        let staging = self.staging.as_ref().expect("XLA devices support staging");
+        assert!(
+            feeds.iter().all(|(_, value)| staging.holds(value, 0)),
+            "a batch was not prefetched to the device"
+        );
+        assert!(!self.before.iter().any(|value| staging.holds(value, 0)), "a used batch was not freed");
         self.before = feeds.iter().map(|(_, value)| value.clone()).collect();
         self.batches.fetch_add(1, Ordering::Relaxed);
         Ok(feeds)
@@ -79,7 +82,7 @@ impl InputSource for Watched {
 }
 
 fn train(device: Device, input: impl InputSource + 'static) -> Vec<f64> {
-    let config = TrainConfig::with_input(OfBytes, input)
+    let config = TrainConfig::with_input(ByteImages, input)
         .session(SessionOptions { device, full_precision: true, ..SessionOptions::default() })
         .steps_per_epoch(5)
         .max_epoch(2)
@@ -89,11 +92,11 @@ fn train(device: Device, input: impl InputSource + 'static) -> Vec<f64> {
 }
 
 #[test]
-fn the_next_batch_is_sent_while_a_step_runs() {
+fn the_next_batch_is_transferred_while_a_step_runs() {
     let Some(device) = device() else { return };
     let taken = Arc::new(AtomicUsize::new(0));
     let queue = QueueInput::new(batches()).capacity(3);
-    let input = Watched { queue, staging: None, before: Vec::new(), batches: taken.clone() };
+    let input = CheckedQueue { queue, staging: None, before: Vec::new(), batches: taken.clone() };
     let found = train(device, input);
     assert_eq!(taken.load(Ordering::Relaxed), 10);
     let right = train(Device::Cpu(0), QueueInput::new(batches()));
@@ -111,7 +114,7 @@ fn a_run_uses_the_staged_feeds() {
     let total = x.sum();
     let options = SessionOptions { device, ..SessionOptions::default() };
     let session = Session::with(graph.freeze().unwrap(), options).unwrap();
-    let staging = session.staging().unwrap().expect("XLA's devices have memory of their own");
+    let staging = session.staging().unwrap().expect("XLA devices support staging");
     let value = |x: f32| HostTensor::new([2], vec![x, 1.0]).unwrap();
     let (a, b) = (value(2.0), value(5.0));
     for x in [&a, &b] {

@@ -78,7 +78,7 @@ fn digits_of(step: u64) -> [HostTensor; 2] {
 /// In f64, because rounding errors grow with every step: in f32, two orders of summation differ by
 /// 1e-2 before step 100.
 #[test]
-fn a_hundred_steps_on_digits() {
+fn a_hundred_steps_on_digits_agree_with_the_cpu_engine() {
     let Some(device) = device() else { return };
     let (right, found) = (Run::new(precise_mnist, Device::Cpu(0)), Run::new(precise_mnist, device));
     for step in 0..100 {

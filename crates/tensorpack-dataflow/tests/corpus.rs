@@ -1,41 +1,18 @@
 //! Feeds the files of `fuzz/corpus` and thousands of mutations to every parser. None may panic or
 //! allocate more than the input can account for.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack_dataflow::Seed;
+use tensorpack_testing::PeakAllocator;
 
 #[path = "../fuzz/mutate.rs"]
 mod mutate;
 #[path = "../fuzz/targets.rs"]
 mod targets;
 
-/// An allocator that records peak memory use.
-struct PeakAllocator;
-
-static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: all calls are forwarded to the system allocator.
-unsafe impl GlobalAlloc for PeakAllocator {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = LIVE_BYTES.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
-        PEAK_BYTES.fetch_max(now, Ordering::SeqCst);
-        // SAFETY: the caller upholds the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size(), Ordering::SeqCst);
-        // SAFETY: the caller upholds the contract of `dealloc`.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: PeakAllocator = PeakAllocator;
+static ALLOCATOR: PeakAllocator = PeakAllocator::new();
 
 /// Fixed buffers of the parsers, plus the decompression limit twice, because a growing vector is
 /// copied.
@@ -51,10 +28,7 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 fn check_target(name: &str, target: fn(&[u8]), bytes: &[u8]) {
-    let before = LIVE_BYTES.load(Ordering::SeqCst);
-    PEAK_BYTES.store(before, Ordering::SeqCst);
-    let read = catch_unwind(AssertUnwindSafe(|| target(bytes)));
-    let peak = PEAK_BYTES.load(Ordering::SeqCst).saturating_sub(before);
+    let (read, peak) = ALLOCATOR.measure(|| catch_unwind(AssertUnwindSafe(|| target(bytes))));
     assert!(read.is_ok(), "{name} panics: {}", bytes.escape_ascii());
     assert!(peak <= MAX_BYTES, "{name} takes {peak} bytes of memory: {}", bytes.escape_ascii());
 }

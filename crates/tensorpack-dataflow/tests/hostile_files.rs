@@ -1,10 +1,8 @@
-//! Files made to waste time or memory: loops of links, devices, and sizes without data behind them.
-//! Each must be an error, soon, without much memory.
+//! Files made to waste time or memory: loops of links, devices, and headers with sizes that the
+//! data does not have. Each must be an error within seconds and without much memory.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,51 +12,28 @@ use tensorpack_dataflow::format::tar::TarShards;
 use tensorpack_dataflow::format::{ByteSource, npy};
 use tensorpack_dataflow::image::{Channels, decode};
 use tensorpack_dataflow::tensor::{Error, ErrorKind};
+use tensorpack_testing::PeakAllocator;
 
-/// An allocator that records peak memory use.
-struct PeakAllocator;
-
-static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Held by each test: the memory of others would be counted, too.
+/// Held by each test, because the allocations of a concurrent test would be counted, too.
 static MEASURING: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     MEASURING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// SAFETY: all calls are forwarded to the system allocator.
-unsafe impl GlobalAlloc for PeakAllocator {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = LIVE_BYTES.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
-        PEAK_BYTES.fetch_max(now, Ordering::SeqCst);
-        // SAFETY: the caller upholds the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size(), Ordering::SeqCst);
-        // SAFETY: the caller upholds the contract of `dealloc`.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: PeakAllocator = PeakAllocator;
+static ALLOCATOR: PeakAllocator = PeakAllocator::new();
 
 /// Runs `work` on another thread and fails if it takes more than ten seconds.
-fn soon<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+fn with_time_limit<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, receive) = channel();
     std::thread::spawn(move || send.send(work()));
-    receive.recv_timeout(Duration::from_secs(10)).expect("it returns within ten seconds")
+    receive.recv_timeout(Duration::from_secs(10)).expect("the work takes more than ten seconds")
 }
 
-/// Runs `work` soon and returns its result with the peak memory that it took.
+/// Like [`with_time_limit`], with the peak memory use.
 fn measured<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> (T, usize) {
-    let before = LIVE_BYTES.load(Ordering::SeqCst);
-    PEAK_BYTES.store(before, Ordering::SeqCst);
-    let result = soon(work);
-    (result, PEAK_BYTES.load(Ordering::SeqCst).saturating_sub(before))
+    ALLOCATOR.measure(|| with_time_limit(work))
 }
 
 #[cfg(unix)]
@@ -81,7 +56,7 @@ fn image_folder(files: &[&str]) -> tempfile::TempDir {
 #[cfg(unix)]
 fn open_folder(dir: &tempfile::TempDir) -> Result<ImageFolder, Error> {
     let root = dir.path().to_path_buf();
-    soon(move || ImageFolder::open(root))
+    with_time_limit(move || ImageFolder::open(root))
 }
 
 #[cfg(unix)]
@@ -165,7 +140,7 @@ fn pipes_and_devices_in_an_image_folder_are_errors() {
     let files = ImageFolder::from_list(dir.path(), dir.path().join("list")).unwrap();
     for index in 0..2 {
         let files = files.clone();
-        let e = soon(move || files.get(index)).unwrap_err();
+        let e = with_time_limit(move || files.get(index)).unwrap_err();
         assert!(e.message().contains("not a regular file"), "{e}");
     }
     assert!(files.get(2).is_ok());
@@ -179,9 +154,9 @@ fn a_pipe_is_never_opened() {
     let pipe = dir.path().join("pipe");
     fifo(&pipe);
     let path = pipe.clone();
-    let e = soon(move || ByteSource::open(path)).unwrap_err();
+    let e = with_time_limit(move || ByteSource::open(path)).unwrap_err();
     assert!(e.kind() == ErrorKind::Argument && e.message().contains("not a regular file"), "{e}");
-    let e = soon(move || ImageFolder::from_list(".", pipe)).unwrap_err();
+    let e = with_time_limit(move || ImageFolder::from_list(".", pipe)).unwrap_err();
     assert!(e.message().contains("not a regular file"), "{e}");
 }
 

@@ -1,5 +1,5 @@
-//! For tensorpack's own tests: loads plugins, reports tests that are skipped, counts cases, and checks
-//! messages.
+//! For tensorpack's own tests: loads plugins, reports skipped tests, sets the number of cases,
+//! checks messages and measures memory.
 //!
 //! libtest cannot skip a test at run time, so a test that finds no plugin or tool passes. It calls
 //! [`skip`] before it returns. That writes the test's name and the reason to standard error and to
@@ -8,10 +8,12 @@
 
 mod cases;
 mod mentions;
+mod peak_allocator;
 mod plugin;
 mod skip;
 
 pub use cases::test_cases;
 pub use mentions::assert_mentions;
+pub use peak_allocator::PeakAllocator;
 pub use plugin::plugin_for_tests;
 pub use skip::{Requirement, opted_in, skip};

@@ -176,7 +176,7 @@ impl Communicator {
         let names = towers.iter().map(|(t, _)| t.to_string()).collect::<Vec<_>>().join(" and ");
         let late = || {
             let waited = self.deadline.as_secs_f64();
-            let why = format!("tower {names} did not come to the end within {waited:.0} s of the others");
+            let why = format!("tower {names} did not finish within {waited:.0} s of the others");
             Error::new(ErrorKind::Deadline, why)
         };
         let error = round.cause.clone().unwrap_or_else(late);
@@ -367,7 +367,7 @@ mod tests {
         drop(first);
         std::thread::sleep(Duration::from_millis(60));
         let late = communicator.overdue().unwrap().error;
-        assert!(late.message().starts_with("tower 1 did not come to the end within 0 s"), "{late}");
+        assert!(late.message().starts_with("tower 1 did not finish within 0 s"), "{late}");
         drop(second);
         assert!(communicator.overdue().is_none());
         communicator.begin();

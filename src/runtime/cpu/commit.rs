@@ -1,7 +1,7 @@
 //! The commit: updates of variables at the end of a run, once everything is known to be finite.
 //!
 //! Kernels that only compute next values of variables run after the check and write in place. Those
-//! with equal expressions over adjacent variables of a slab are joined into one pass over it.
+//! with equal expressions over adjacent variables of a slab are fused into one map over it.
 
 use super::variables::{Place, Variables};
 use crate::kir::{
@@ -13,17 +13,17 @@ use tensorpack_tensor::DType;
 /// The work that runs after the check.
 #[derive(Debug, Default)]
 pub(super) struct Commit {
-    /// Passes over variables, in order.
-    pub(super) passes: Vec<Pass>,
-    /// Updates whose value is computed before the check and copied after all passes.
+    /// Maps that write variables in place, in order.
+    pub(super) fused: Vec<FusedUpdate>,
+    /// Updates whose value is computed before the check and copied after all fused updates.
     pub(super) copies: Vec<Update>,
 }
 
-/// One map over a contiguous part of slabs.
+/// One map over a contiguous part of slabs: the updates of adjacent variables.
 #[derive(Debug)]
-pub(super) struct Pass {
-    /// The joined maps, whose variables are adjacent in their slabs; a single one if it could not
-    /// be joined.
+pub(super) struct FusedUpdate {
+    /// The fused maps, whose variables are adjacent in their slabs; a single one if it could not be
+    /// fused.
     pub(super) members: Vec<Member>,
     /// For each operand, whether all members read the same single element of it; empty if there is
     /// one member.
@@ -43,12 +43,12 @@ pub(super) struct Member {
 
 impl Commit {
     pub(super) fn is_empty(&self) -> bool {
-        self.passes.is_empty() && self.copies.is_empty()
+        self.fused.is_empty() && self.copies.is_empty()
     }
 
     /// Returns every view that the commit reads.
     pub(super) fn reads(&self) -> impl Iterator<Item = &View> {
-        let operands = self.passes.iter().flat_map(|p| &p.members).flat_map(|m| &m.body.operands);
+        let operands = self.fused.iter().flat_map(|u| &u.members).flat_map(|m| &m.body.operands);
         operands.chain(self.copies.iter().map(|copy| &copy.value))
     }
 }
@@ -70,7 +70,7 @@ pub(super) fn split(program: &mut Program, variables: &Variables) -> Commit {
             (_, node) => program.kernels.push(node),
         }
     }
-    commit.passes = join(program, variables, members);
+    commit.fused = fuse(program, variables, members);
     let rest = program.updates.iter().filter(|u| !done.contains(&u.variable));
     commit.copies = rest.cloned().collect();
     commit
@@ -139,15 +139,15 @@ fn late_kernels(program: &Program) -> HashMap<usize, Vec<usize>> {
     late
 }
 
-/// Maps with equal keys can be joined into one pass.
+/// Maps with equal keys can be fused.
 #[derive(PartialEq, Eq)]
-struct PassKey {
+struct FusionKey {
     expr: Expr,
     operands: Vec<OperandKey>,
     output_slabs: Vec<usize>,
 }
 
-/// How a joined pass reads an operand.
+/// How a fused update reads an operand.
 #[derive(PartialEq, Eq)]
 enum OperandKey {
     /// One element, the same for all members.
@@ -163,9 +163,9 @@ fn is_scalar(view: &View) -> bool {
     view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
 }
 
-/// Returns the key of a member; `None` if it cannot be joined with others.
+/// Returns the key of a member; `None` if it cannot be fused with others.
 ///
-/// A joined pass runs over the slab from the first element of its first member to the last element
+/// A fused update runs over the slab from the first element of its first member to the last element
 /// of its last member, padding included. Preconditions on the member:
 /// - It has elements, and no result depends on an element's index.
 /// - All operands and outputs that are accessed element by element have elements of one size: then
@@ -178,13 +178,13 @@ fn is_scalar(view: &View) -> bool {
 /// For a member of one element every operand could be either. Operands that other members read too
 /// (a learning rate, a gradient that several variables share) are scalars; those that it alone
 /// reads are read element by element, as in larger members.
-fn pass_key(
+fn fusion_key(
     program: &Program,
     variables: &Variables,
     member: &Member,
     is_shared: impl Fn(BufferId) -> bool,
     packed: &HashSet<BufferId>,
-) -> Option<PassKey> {
+) -> Option<FusionKey> {
     let body = &member.body;
     let len = kir::elements(&body.sizes);
     let has_index = body.expr.steps.iter().any(|s| matches!(s, Step::Index { .. }));
@@ -213,16 +213,16 @@ fn pass_key(
         }
         by_element
     };
-    Some(PassKey {
+    Some(FusionKey {
         expr: body.expr.clone(),
         operands: body.operands.iter().map(&mut operand).collect::<Option<Vec<_>>>()?,
         output_slabs: member.variables.iter().map(|&v| variables.place(v).slab).collect(),
     })
 }
 
-/// Joins maps with equal keys over adjacent variables.
-fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>) -> Vec<Pass> {
-    // Joining changes the order, so nothing is joined if one member reads what another writes.
+/// Fuses maps with equal keys over adjacent variables.
+fn fuse(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>) -> Vec<FusedUpdate> {
+    // Fusion changes the order, so nothing is fused if one member reads what another writes.
     let reads = |m: &Member, v: usize| {
         let is_it = |w: &View| matches!(program.buffer(w.buffer).kind, BufferKind::Variable(x) if x == v);
         m.body.operands.iter().any(is_it)
@@ -230,10 +230,10 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
     let disturbs =
         |i: usize, j: usize| i != j && members[i].0.variables.iter().any(|&v| reads(&members[j].0, v));
     if (0..members.len()).any(|i| (0..members.len()).any(|j| disturbs(i, j))) {
-        return members.into_iter().map(|m| pass(vec![m], Vec::new())).collect();
+        return members.into_iter().map(|m| fused_update(vec![m], Vec::new())).collect();
     }
     struct Group {
-        key: Option<PassKey>,
+        key: Option<FusionKey>,
         members: Vec<(Member, Origin)>,
     }
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
@@ -245,7 +245,7 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
     let mut groups: Vec<Group> = Vec::new();
     let mut packed: HashSet<BufferId> = HashSet::new();
     for (member, origin) in members {
-        let key = pass_key(program, variables, &member, is_shared, &packed);
+        let key = fusion_key(program, variables, &member, is_shared, &packed);
         for (operand, view) in key.iter().flat_map(|f| &f.operands).zip(&member.body.operands) {
             if let OperandKey::Temp(_) = operand {
                 packed.insert(view.buffer);
@@ -256,7 +256,7 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
             None => groups.push(Group { key, members: vec![(member, origin)] }),
         }
     }
-    let mut passes = Vec::new();
+    let mut fused = Vec::new();
     for mut group in groups {
         let scalar: Vec<bool> =
             group.key.iter().flat_map(|f| &f.operands).map(OperandKey::is_scalar).collect();
@@ -267,13 +267,13 @@ fn join(program: &Program, variables: &Variables, members: Vec<(Member, Origin)>
             if let Some((last, _)) = run.last()
                 && !follows(program, variables, &scalar, last, &next.0)
             {
-                passes.push(pass(std::mem::take(&mut run), scalar.clone()));
+                fused.push(fused_update(std::mem::take(&mut run), scalar.clone()));
             }
             run.push(next);
         }
-        passes.push(pass(run, scalar));
+        fused.push(fused_update(run, scalar));
     }
-    passes
+    fused
 }
 
 impl OperandKey {
@@ -282,9 +282,9 @@ impl OperandKey {
     }
 }
 
-fn pass(run: Vec<(Member, Origin)>, scalar: Vec<bool>) -> Pass {
+fn fused_update(run: Vec<(Member, Origin)>, scalar: Vec<bool>) -> FusedUpdate {
     let origin = run[0].1.clone();
-    Pass { members: run.into_iter().map(|(m, _)| m).collect(), scalar, origin }
+    FusedUpdate { members: run.into_iter().map(|(m, _)| m).collect(), scalar, origin }
 }
 
 /// Returns whether every variable that `b` accesses element by element directly follows the one

@@ -25,9 +25,9 @@ pub(super) fn describe(
     if !program.fetches.is_empty() {
         let _ = writeln!(text, "fetch {}", names(program, &program.fetches));
     }
-    for pass in &commit.passes {
-        let variables: Vec<String> = pass.members.iter().map(|m| format!("{:?}", m.variables)).collect();
-        let read = pass.members.iter().flat_map(|m| &m.body.operands);
+    for update in &commit.fused {
+        let variables: Vec<String> = update.members.iter().map(|m| format!("{:?}", m.variables)).collect();
+        let read = update.members.iter().flat_map(|m| &m.body.operands);
         let read = names(program, read.filter(|v| program.is_temp(v.buffer)));
         let _ = writeln!(text, "commit map({read}) over variables {}", variables.join(" "));
     }

@@ -1,7 +1,7 @@
-//! Emits the steps of a plan: the kernels in order, then the passes and copies that update
+//! Emits the steps of a plan: the kernels in order, then the fused updates and copies that change
 //! variables.
 
-use super::commit::Pass;
+use super::commit::FusedUpdate;
 use super::compiled_kernel::CompiledKernel;
 use super::finite_checks::FiniteChecks;
 use super::memory::padded;
@@ -25,13 +25,13 @@ impl Emitter<'_> {
         &self.compilation.program
     }
 
-    /// Emits all steps. Kernels come first, one step each; then passes; then copies.
+    /// Emits all steps. Kernels come first, one step each; then fused updates; then copies.
     pub(super) fn steps(&self, kernels: Vec<CompiledKernel>) -> Vec<Step> {
         let commit = &self.compilation.commit;
         let nodes = self.program().kernels.iter().zip(&self.placement.shared);
         let compute = nodes.zip(kernels).map(|((node, shared), kernel)| self.kernel(node, kernel, *shared));
-        let passes = commit.passes.iter().map(|pass| self.pass(pass));
-        compute.chain(passes).chain(commit.copies.iter().map(|copy| self.copy(copy))).collect()
+        let fused = commit.fused.iter().map(|update| self.fused_update(update));
+        compute.chain(fused).chain(commit.copies.iter().map(|copy| self.copy(copy))).collect()
     }
 
     fn kernel(&self, node: &KernelNode, kernel: CompiledKernel, shared: Option<usize>) -> Step {
@@ -62,11 +62,11 @@ impl Emitter<'_> {
         reads
     }
 
-    fn pass(&self, pass: &Pass) -> Step {
-        let first = &pass.members[0];
-        let body = match pass.members.len() {
+    fn fused_update(&self, update: &FusedUpdate) -> Step {
+        let first = &update.members[0];
+        let body = match update.members.len() {
             1 => first.body.clone(),
-            _ => self.joined(pass),
+            _ => self.fused_body(update),
         };
         let n = kir::elements(&body.sizes);
         let dtypes: Vec<DType> = first.outputs.iter().map(|&b| self.program().buffer(b).dtype).collect();
@@ -76,9 +76,9 @@ impl Emitter<'_> {
             reads: first.body.operands.iter().map(|v| self.placement.view(v)).collect(),
             writes: first.variables.iter().map(|&v| self.variable(v)).collect(),
             outputs: dtypes.iter().map(|&d| (d, n)).collect(),
-            checked: (0..dtypes.len()).map(|output| self.checks.of_pass(pass, output)).collect(),
+            checked: (0..dtypes.len()).map(|output| self.checks.of_fused_update(update, output)).collect(),
             shared: None,
-            origin: pass.origin.clone().into(),
+            origin: update.origin.clone().into(),
             bytes: read + written,
             kernel: CompiledKernel::map(&body, dtypes),
         }
@@ -86,13 +86,13 @@ impl Emitter<'_> {
 
     /// Returns the first member's map, over the elements of all members and the padding between
     /// them.
-    fn joined(&self, pass: &Pass) -> MapBody {
+    fn fused_body(&self, update: &FusedUpdate) -> MapBody {
         let buffer = |b: BufferId| self.program().buffer(b);
-        let (first, last) = (&pass.members[0], &pass.members[pass.members.len() - 1]);
-        let all_but_last = &pass.members[..pass.members.len() - 1];
+        let (first, last) = (&update.members[0], &update.members[update.members.len() - 1]);
+        let all_but_last = &update.members[..update.members.len() - 1];
         let before: usize = all_but_last.iter().map(|m| padded(buffer(m.outputs[0]).bytes())).sum();
         let n = before / buffer(first.outputs[0]).dtype.size() + buffer(last.outputs[0]).len();
-        let operands = first.body.operands.iter().zip(&pass.scalar).map(|(v, &scalar)| View {
+        let operands = first.body.operands.iter().zip(&update.scalar).map(|(v, &scalar)| View {
             sizes: vec![n],
             strides: vec![isize::from(!scalar)],
             ..v.clone()

@@ -490,11 +490,11 @@ impl CpuProgram {
         let measured = &variables.measured;
         self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Commit, measured))?;
         self.towers.iter().for_each(|tower| own(tower).after_commit(variables, feeds, shared.isa));
-        let behind =
+        let staleness =
             if self.variables.are_shared() { variables.version - shared.snapshot.version } else { 0 };
         let changes = |tower: &Mutex<TowerRun>| own(tower).plan.changes_variables();
         variables.version += u64::from(self.towers.iter().any(changes));
-        Ok(Outcome::Committed { behind })
+        Ok(Outcome::Committed { staleness })
     }
 
     /// Returns whether all next values are finite: by proof, or else by a trial run of the update.

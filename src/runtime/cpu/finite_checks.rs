@@ -1,7 +1,7 @@
 //! The checks of a plan: which results have their extremes recorded, and what bounds the updates of
 //! variables.
 
-use super::commit::Pass;
+use super::commit::FusedUpdate;
 use super::interval::Bound;
 use super::memory::padded;
 use super::overflow::{self, Output, Proof, Source};
@@ -42,7 +42,7 @@ pub(super) struct FiniteChecks<'a> {
 
 impl<'a> FiniteChecks<'a> {
     /// Assigns a slot to every result whose extremes are recorded: those that must be finite, and
-    /// floats that passes and copies read.
+    /// floats that fused updates and copies read.
     ///
     /// [`Program::finite`] and [`Update::finite`](crate::kir::Update::finite) say what must be
     /// finite, for all engines. A next value that is copied is checked where it is computed.
@@ -74,12 +74,12 @@ impl<'a> FiniteChecks<'a> {
         self.slots.get(&b).map(|&slot| Checked { elements, slot, finite }).into_iter().collect()
     }
 
-    /// Returns the checks of an output of a pass: the elements of its members, without the padding
-    /// between them.
-    pub(super) fn of_pass(&self, pass: &Pass, output: usize) -> Vec<Checked> {
+    /// Returns the checks of an output of a fused update: the elements of its members, without the
+    /// padding between them.
+    pub(super) fn of_fused_update(&self, update: &FusedUpdate, output: usize) -> Vec<Checked> {
         let mut checked = Vec::new();
         let mut from = 0;
-        for m in &pass.members {
+        for m in &update.members {
             let (buffer, slot) = (self.program().buffer(m.outputs[output]), m.variables[output]);
             let elements = from..from + buffer.len();
             checked.push(Checked { elements, slot, finite: self.must_be_finite(slot) });
@@ -88,9 +88,9 @@ impl<'a> FiniteChecks<'a> {
         checked
     }
 
-    /// Returns the proof obligations of all passes: what each writes is finite.
+    /// Returns the proof obligations of all fused updates: what each writes is finite.
     pub(super) fn proofs(&self) -> Vec<Proof> {
-        self.compilation.commit.passes.iter().map(|pass| self.proof(pass)).collect()
+        self.compilation.commit.fused.iter().map(|update| self.proof(update)).collect()
     }
 
     /// Returns the variables that are assigned copies.
@@ -132,14 +132,14 @@ impl<'a> FiniteChecks<'a> {
         }
     }
 
-    fn proof(&self, pass: &Pass) -> Proof {
-        let first = &pass.members[0];
+    fn proof(&self, update: &FusedUpdate) -> Proof {
+        let first = &update.members[0];
         let operand = |k: usize| {
-            let sources = pass.members.iter().map(|m| self.source(&m.body.operands[k]));
+            let sources = update.members.iter().map(|m| self.source(&m.body.operands[k]));
             (first.body.operands[k].dtype, sources.collect())
         };
         let output = |k: usize| {
-            let finite = pass.members.iter().any(|m| self.must_be_finite(m.variables[k]));
+            let finite = update.members.iter().any(|m| self.must_be_finite(m.variables[k]));
             Output { dtype: self.program().buffer(first.outputs[k]).dtype, finite }
         };
         Proof {

@@ -91,17 +91,17 @@ pub(super) enum Source {
     Always(Bound),
 }
 
-/// A proof obligation: one pass over variables writes only finite values.
+/// A proof obligation: a fused update writes only finite values.
 #[derive(Debug)]
 pub(super) struct Proof {
     pub(super) expr: Expr,
     pub(super) sizes: Vec<usize>,
-    /// The type of each operand and its sources: one for each variable in the pass.
+    /// The type of each operand and its sources: one for each variable of the update.
     pub(super) operands: Vec<(DType, Vec<Source>)>,
     pub(super) outputs: Vec<Output>,
 }
 
-/// An output of a pass.
+/// An output of a fused update.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Output {
     pub(super) dtype: DType,

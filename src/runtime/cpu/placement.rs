@@ -132,8 +132,8 @@ pub(super) fn variable(variables: &Variables, index: usize) -> Loc {
     Loc { base: Base::Slab(place.slab), offset: place.offset }
 }
 
-/// Buffers packed together with the padding of a slab, so that a pass over several variables reads
-/// their gradients as one array.
+/// Buffers packed together with the padding of a slab, so that a fused update reads the
+/// gradients of its variables as one array.
 #[derive(Default)]
 struct Packs {
     /// The pack and the offset of each packed buffer.
@@ -142,19 +142,19 @@ struct Packs {
 }
 
 impl Packs {
-    /// Packs the temporaries that passes over several variables read element by element. Each such
-    /// buffer is in one pack only: `commit::pass_key` lets no other operand of any pass read it.
+    /// Packs the temporaries that fused updates read element by element. Each such buffer is in one
+    /// pack only: `commit::fusion_key` lets no other operand of any fused update read it.
     fn new(compilation: &Compilation) -> Packs {
         let program = &compilation.program;
         let mut packs = Packs::default();
-        for pass in compilation.commit.passes.iter().filter(|p| p.members.len() > 1) {
-            let first = &pass.members[0];
+        for update in compilation.commit.fused.iter().filter(|u| u.members.len() > 1) {
+            let first = &update.members[0];
             for (k, view) in first.body.operands.iter().enumerate() {
-                if pass.scalar[k] || !program.is_temp(view.buffer) {
+                if update.scalar[k] || !program.is_temp(view.buffer) {
                     continue;
                 }
                 let mut offset = 0;
-                for m in &pass.members {
+                for m in &update.members {
                     let b = m.body.operands[k].buffer;
                     packs.of.insert(b, (packs.bytes.len(), offset));
                     offset += padded(program.buffer(b).bytes());

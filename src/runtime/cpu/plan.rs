@@ -47,9 +47,9 @@ pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
     /// Steps before this one read no variable, at most a snapshot.
     pub(super) live_from: usize,
-    /// Steps from here on change variables: first passes, then copies.
+    /// Steps from here on change variables: first fused updates, then copies.
     pub(super) commit_from: usize,
-    /// For each pass, a proof obligation: what it writes is finite.
+    /// For each fused update, a proof obligation: what it writes is finite.
     pub(super) proofs: Vec<Proof>,
     /// Variables that are assigned copies.
     pub(super) copied: Vec<Copied>,
@@ -101,11 +101,11 @@ impl Plan {
         })
     }
 
-    /// Returns the largest number of bytes that a pass over variables writes.
+    /// Returns the largest number of bytes that a fused update writes.
     pub(super) fn trial_bytes(&self) -> usize {
         let bytes = |step: &Step| step.outputs.iter().map(|(d, n)| padded(d.size() * n)).sum();
-        let passes = self.commit_from..self.commit_from + self.proofs.len();
-        self.steps[passes].iter().map(bytes).max().unwrap_or(0)
+        let fused = self.commit_from..self.commit_from + self.proofs.len();
+        self.steps[fused].iter().map(bytes).max().unwrap_or(0)
     }
 
     /// Returns whether a run changes any variable.

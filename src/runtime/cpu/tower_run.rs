@@ -62,7 +62,7 @@ impl TowerMemory {
         self.arena.as_ref().map_or(0, Block::len)
     }
 
-    /// Allocates room for the next values of any pass of a plan.
+    /// Allocates room for the next values of any fused update of a plan.
     pub(super) fn make_trial_room(&mut self, plan: &Plan) -> Result<()> {
         let bytes = plan.trial_bytes();
         if bytes > self.trial.as_ref().map_or(0, Block::len) {
@@ -95,7 +95,7 @@ struct Tally {
 }
 
 /// Passes over at most this many elements record the extremes of their outputs in every run.
-const SMALL_PASS: usize = 4096;
+const SMALL_UPDATE: usize = 4096;
 
 /// A part of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +119,7 @@ pub(super) struct TowerRun {
     measured: Vec<Measured>,
     /// Whether each of the plan's proofs holds in this run.
     proven: Vec<bool>,
-    /// Bounds on the outputs of all passes, in order.
+    /// Bounds on the outputs of all fused updates, in order.
     next: Vec<Bound>,
     room: Room,
 }
@@ -199,7 +199,8 @@ impl TowerRun {
         self.proven.iter().all(|p| *p) && !self.plan.assigns_infinity
     }
 
-    /// Measures the variables that unproven passes read and whose bounds come from earlier proofs.
+    /// Measures the variables that unproven fused updates read and whose bounds come from earlier
+    /// proofs.
     /// Returns whether there were any.
     pub(super) fn measure_variables(&self, variables: &mut Variables) -> bool {
         let mut any = false;
@@ -215,17 +216,17 @@ impl TowerRun {
         any
     }
 
-    /// Returns whether a pass records the extremes of its outputs: if it is small, or if no proof
-    /// bounds them.
-    fn measures(&self, pass: usize) -> bool {
-        let elements = self.plan.steps[self.plan.commit_from + pass].outputs[0].1;
-        elements <= SMALL_PASS || !self.proven[pass]
+    /// Returns whether a fused update records the extremes of its outputs: if it is small, or if no
+    /// proof bounds them.
+    fn measures(&self, update: usize) -> bool {
+        let elements = self.plan.steps[self.plan.commit_from + update].outputs[0].1;
+        elements <= SMALL_UPDATE || !self.proven[update]
     }
 
-    /// Resets the extremes that passes will record.
+    /// Resets the extremes that fused updates will record.
     pub(super) fn before_commit(&self, variables: &Variables) {
-        for pass in (0..self.proven.len()).filter(|&pass| self.measures(pass)) {
-            let step = &self.plan.steps[self.plan.commit_from + pass];
+        for update in (0..self.proven.len()).filter(|&update| self.measures(update)) {
+            let step = &self.plan.steps[self.plan.commit_from + update];
             step.checked.iter().flatten().for_each(|c| variables.measured[c.slot].reset());
         }
     }
@@ -233,9 +234,9 @@ impl TowerRun {
     /// Updates what is known of the variables that were written.
     pub(super) fn after_commit(&self, variables: &mut Variables, feeds: &[Feed<'_>], isa: Isa) {
         let mut next = self.next.iter();
-        for pass in 0..self.proven.len() {
-            let measures = self.measures(pass);
-            for checked in &self.plan.steps[self.plan.commit_from + pass].checked {
+        for update in 0..self.proven.len() {
+            let measures = self.measures(update);
+            for checked in &self.plan.steps[self.plan.commit_from + update].checked {
                 let bound = next.next().copied().flatten();
                 for c in checked {
                     match measures {
@@ -325,7 +326,9 @@ impl TowerRun {
         for i in steps {
             let look = match i.checked_sub(commit_from) {
                 None => At::Results,
-                Some(pass) if pass < self.proven.len() && self.measures(pass) => At::Variables(variables),
+                Some(update) if update < self.proven.len() && self.measures(update) => {
+                    At::Variables(variables)
+                }
                 Some(_) => At::Nothing,
             };
             self.step(i, &mut at, cx, run, Look { finite, at: look })?;
@@ -333,7 +336,7 @@ impl TowerRun {
         Ok(())
     }
 
-    /// Runs the unproven passes with scratch memory as their outputs. All passes read the start
+    /// Runs the unproven fused updates with scratch memory as their outputs. All read the start
     /// values of variables, so their order does not matter.
     fn trial(&mut self, cx: &mut TowerCx<'_>, run: &RunInfo, finite: &AtomicBool) -> Result<()> {
         if self.plan.assigns_infinity {
@@ -342,9 +345,9 @@ impl TowerRun {
         let mut at = Cursor::default();
         self.plan.steps[..self.plan.commit_from].iter().for_each(|step| at.skip(step));
         let room = cx.memory.trial.as_ref().map_or(std::ptr::null_mut(), Block::as_ptr);
-        for pass in 0..self.proven.len() {
-            let i = self.plan.commit_from + pass;
-            if self.proven[pass] {
+        for update in 0..self.proven.len() {
+            let i = self.plan.commit_from + update;
+            if self.proven[update] {
                 at.skip(&self.plan.steps[i]);
                 continue;
             }

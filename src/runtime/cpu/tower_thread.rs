@@ -1,9 +1,9 @@
 //! Runs programs on a separate thread: those of several towers, and those with custom kernels.
 //!
-//! The caller does not take part in a run: it waits, and learns when a tower is overdue, or when no
-//! tower makes progress. So it gets an error even if a tower never finishes. The thread waits for
-//! all towers, forever if necessary,
-//! and owns everything that they use, so the memory of a tower that hangs stays valid.
+//! The caller does not take part in a run. It waits, and detects when a tower is overdue or when no
+//! tower makes progress, so it gets an error even if a tower never finishes. The thread waits for
+//! all towers, forever if necessary, and owns everything that they use, so the memory of a tower
+//! that hangs stays valid.
 
 use super::all_reduce::{Communicator, Overdue};
 use super::engine::CpuProgram;
@@ -109,7 +109,7 @@ impl WatchedProgram {
         job: impl FnOnce(&CpuProgram, &[Feed<'_>]) -> Result<R> + Send + 'static,
     ) -> Result<R> {
         let program = self.program.clone();
-        // A copy shares its elements. They must outlive a tower that is left behind.
+        // A copy shares its elements. They must outlive a tower that is abandoned.
         let feeds: Vec<HostTensor> = feeds.iter().map(|&feed| feed.clone()).collect();
         let job = move || job(&program, &feeds.iter().collect::<Vec<_>>());
         self.tower_thread
@@ -121,17 +121,19 @@ impl WatchedProgram {
         for (tower, step) in towers {
             if let Some(at) = self.steps[tower].get(step) {
                 let seconds = LOG_AFTER.as_secs();
-                log::warn!("tower {tower} is in {}, made at {}, for {seconds} s so far", at.name, at.site);
+                log::warn!("tower {tower} is in {}, created at {}, for {seconds} s so far", at.name, at.site);
             }
         }
     }
 
     fn explain(&self, Overdue { error, towers }: Overdue) -> Error {
         let e = towers.into_iter().fold(error, |e, (tower, step)| match self.steps[tower].get(step) {
-            Some(at) => e.note(format!("tower {tower} is in {}, made at {}", at.name, at.site)).at(at.site),
+            Some(at) => {
+                e.note(format!("tower {tower} is in {}, created at {}", at.name, at.site)).at(at.site)
+            }
             None => e,
         });
-        e.note("it was left behind: this session cannot go on; the last checkpoint stands")
+        e.note("the tower was abandoned: this session cannot continue; the last checkpoint is valid")
     }
 
     /// [`CpuProgram::find_bad`].

@@ -28,7 +28,7 @@ pub(super) struct Variables {
     types: Vec<(DType, Vec<usize>)>,
     /// The known bounds of each variable; empty in a snapshot.
     pub(super) known: Vec<Value>,
-    /// The extremes that passes over variables record.
+    /// The extremes that fused updates record.
     pub(super) measured: Vec<Measured>,
     /// Number of runs that changed the variables.
     pub(super) version: u64,
@@ -136,7 +136,7 @@ impl Variables {
         self.known[index] = Value { bound: bound(of, *dtype, len == 1), proven: false };
     }
 
-    /// Takes the extremes that a pass recorded for a variable that it wrote.
+    /// Takes the extremes that a fused update recorded for a variable that it wrote.
     pub(super) fn take_measured(&mut self, index: usize) {
         let (dtype, sizes) = &self.types[index];
         let single = sizes.iter().product::<usize>() == 1;

@@ -135,7 +135,7 @@ impl Pending for PendingRun {
         for fetch in self.fetches {
             outputs.push(fetch.wait(self.target.options.deadline)?);
         }
-        Ok(Outcome::Committed { behind: 0 })
+        Ok(Outcome::Committed { staleness: 0 })
     }
 }
 

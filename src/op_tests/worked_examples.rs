@@ -1,4 +1,4 @@
-//! Operations that move, order or compare elements, on inputs small enough to check by hand.
+//! Operations that move, order or compare elements, with expected values worked out by hand.
 
 use crate::graph::{Graph, Tensor};
 use crate::ops::CumsumOptions;

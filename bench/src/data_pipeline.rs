@@ -19,12 +19,12 @@ const WARM_UP: usize = 5;
 const BATCHES: usize = 4;
 
 /// A reference model on u8 images, which are converted on the device.
-struct OfBytes {
+struct ByteImages {
     classifier: Classifier,
     dtype: DType,
 }
 
-impl ModelDesc for OfBytes {
+impl ModelDesc for ByteImages {
     fn inputs(&self) -> Vec<TensorSpec> {
         let mut inputs = self.classifier.inputs();
         inputs[0].dtype = DType::U8;
@@ -68,7 +68,7 @@ impl Callback for Clock {
 
 fn step_seconds(args: &StepArgs, classifier: &Classifier, input: impl InputSource + 'static) -> Result<f64> {
     let (seconds, result) = channel();
-    let model = OfBytes { classifier: classifier.clone(), dtype: args.dtype };
+    let model = ByteImages { classifier: classifier.clone(), dtype: args.dtype };
     let config = TrainConfig::with_input(model, input)
         .callback(Clock { at: Vec::new(), seconds })
         .session(SessionOptions {

@@ -1,5 +1,5 @@
-//! Towers with batches of different sizes: without all-reduces each runs its own program; with them
-//! it is an error.
+//! Towers with batches of different sizes. Without all-reduces each tower runs its own program;
+//! with them the batch sizes must be equal.
 
 use crate::{device, devices};
 use tensorpack::ErrorKind;
@@ -25,7 +25,7 @@ impl ModelDesc for Net {
     }
 }
 
-/// Batches of these sizes.
+/// Returns batches of these sizes.
 fn batches(sizes: &[usize]) -> FromList {
     let batch = |(i, &rows): (usize, &usize)| {
         let values =
@@ -36,7 +36,7 @@ fn batches(sizes: &[usize]) -> FromList {
     FromList::new(sizes.iter().enumerate().map(batch).collect())
 }
 
-/// Returns the validation cost of two towers on batches of which the last is smaller.
+/// Returns the validation cost of two towers on batches, the last of which is smaller.
 fn validated(device: Device) -> f64 {
     let validation = InferenceRunner::new(batches(&[6, 6, 6, 5]), [ScalarStats::new("cost")]).towers(2);
     let config = TrainConfig::new(Net, batches(&[6, 6]))
