@@ -129,3 +129,40 @@ fn no_update_is_lost() {
     let power = session.read("adam_beta1_power").unwrap().to_f64_vec()[0];
     assert!((power - 0.9f64.powi(61)).abs() < 1e-12, "{power}");
 }
+
+/// A fork runs what reads the current variables last. If that changes the order of the all-reduces
+/// of one tower only, the towers would add tensors of different sizes.
+#[test]
+fn towers_of_a_fork_that_would_sum_in_different_orders_are_an_error() {
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::f32("x", [Some(4)]));
+    let y = graph.placeholder(&TensorSpec::f32("y", [Some(16)]));
+    let mut steps = Vec::new();
+    for i in 0..2 {
+        let t = TowerContext::new(&graph, tensorpack::tower::Mode::Training, i, 2);
+        t.build(|t| {
+            let a = t.variable(VariableSpec::new("a", [4]).init(Init::Constant(0.0)));
+            let b = t.variable(VariableSpec::new("b", [16]));
+            // The first tower contributes the variable, the second one a feed.
+            let small = t.all_reduce_mean("small", if i == 0 { a.value() } else { &x });
+            let large = t.all_reduce_mean("large", &y);
+            if i == 0 {
+                steps.extend([a.assign(&small), b.assign(&large)]);
+            }
+        });
+    }
+    let options = SessionOptions { deadline: std::time::Duration::from_secs(2), ..SessionOptions::default() };
+    let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+    let fed = [1.0f32; 16];
+    let (x, y) = (HostTensor::new([4], fed[..4].to_vec()), HostTensor::new([16], fed.to_vec()));
+    let (x, y) = (x.unwrap(), y.unwrap());
+    let run = |session: &Session| session.run(&[&steps[0], &steps[1]], &[("x", &x), ("y", &y)]);
+    run(&session).unwrap();
+    assert_eq!(session.read("a").unwrap().as_slice::<f32>().unwrap(), [0.5; 4]);
+    assert_eq!(session.read("b").unwrap().as_slice::<f32>().unwrap(), [1.0; 16]);
+    let e = run(&session.fork(0, 1).unwrap()).unwrap_err();
+    assert_eq!(e.kind(), tensorpack::ErrorKind::Shape, "{e}");
+    assert!(e.message().contains("small") && e.message().contains("large"), "{e}");
+    assert!(e.site().is_some_and(|s| s.file.ends_with("forks.rs")), "{e}");
+    assert_eq!(session.read("a").unwrap().as_slice::<f32>().unwrap(), [0.5; 4]);
+}

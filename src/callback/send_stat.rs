@@ -81,8 +81,8 @@ fn start(command: &str) -> std::io::Result<Child> {
 
 /// Kills a command with all its processes.
 fn kill(child: &mut Child) -> std::io::Result<()> {
-    // SAFETY: `kill` has no requirements. The child leads its process group and was not waited for,
-    // so the number of the group has not been reused.
+    // SAFETY: `kill` has no requirements. The child leads its process group (`start`) and was not
+    // waited for, since `try_wait` returned `None`, so the number of the group was not reused.
     #[cfg(unix)]
     unsafe {
         libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL);

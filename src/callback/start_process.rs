@@ -40,7 +40,8 @@ impl StartProcess {
 fn terminate(child: &mut Child) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     {
-        // SAFETY: the child has not been waited for, so its pid has not been reused.
+        // SAFETY: `kill` has no requirements. The child still runs or was not waited for, since
+        // `after_train` has just got `None` from `try_wait`, so its pid has not been reused.
         unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
         let asked = Instant::now();
         while asked.elapsed() < Duration::from_secs(5) {

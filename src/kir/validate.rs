@@ -262,6 +262,9 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
                     require_len("the output", out.len(), gather.tables_len())
                 }
                 GatherKind::NonZero => {
+                    // Engines read one index for each element that they write.
+                    let is_list = gather.width == 1 && gather.indices_len() == gather.rows_len();
+                    require(is_list, ErrorKind::Argument, || format!("{gather:?} is no list of integers"))?;
                     require_dtype("the divisor", rows.dtype, &[DType::I64])?;
                     dense("the divisor", rows, gather.rows_len())?;
                     require_len("the output", out.len(), gather.rows_len())

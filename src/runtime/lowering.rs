@@ -10,7 +10,7 @@ use super::snapshot::{self, Reading};
 use super::tower_collectives;
 use super::value_errors::{Diagnosis, NextValue};
 use crate::graph::{Frozen, NodeId, NodeKind, Role, TensorId, VariableId};
-use crate::kir::{self, BufferKind, LowerCx, Origin, Program, Signature, Update, View};
+use crate::kir::{self, BufferKind, KernelNode, LowerCx, Origin, Program, Signature, Update, View};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, Result};
@@ -85,7 +85,8 @@ impl Lowered {
         if !fetches.iter().all(there) {
             return Err(Error::argument(format!("not all of the fetches {fetches:?} exist")));
         }
-        tower_collectives::check_all_reduces(&programs)?;
+        let kernels: Vec<&[KernelNode]> = programs.iter().map(|p| &p.kernels[..]).collect();
+        tower_collectives::check_all_reduces(&kernels)?;
         let feeds = signature.feeds.iter().map(|(dtype, sizes)| (*dtype, sizes.to_vec())).collect();
         Ok(Lowered { programs, fetches, diagnosis, feeds })
     }

@@ -511,7 +511,8 @@ fn matches(request: &Request, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) 
 }
 
 pub(super) fn is_finite(t: &HostTensor) -> bool {
-    // SAFETY: the bytes are the tensor's elements.
+    // SAFETY: `as_bytes` returns the tensor's elements, `t.len()` of type `t.dtype()`, and
+    // `Isa::detect` an instruction set of this CPU.
     unsafe { tensorpack_kernels::all_finite(Isa::detect(), t.dtype(), t.as_bytes().as_ptr(), t.len()) }
 }
 

@@ -1,19 +1,20 @@
 //! Coordination of the programs of several towers: all-reduces, random streams and updated
 //! variables.
 
-use crate::kir::{Kernel, Origin, Program};
+use crate::kir::{Kernel, KernelNode, Origin, Program};
 use std::collections::HashMap;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// An all-reduce of one tower: key, type and sizes, with the node it was lowered from.
 type AllReduce<'a> = (&'a str, DType, &'a [usize], &'a Origin);
 
-/// Checks that all towers have the same all-reduces, of the same types and sizes and in the same
-/// order. Otherwise some would wait for the others forever.
-pub(super) fn check_all_reduces(programs: &[Program]) -> Result<()> {
-    let Some((first, others)) = programs.split_first() else { return Ok(()) };
+/// Checks that the kernels of all towers have the same all-reduces, of the same types and sizes and
+/// in the same order. Otherwise some would wait for the others forever, or add tensors of different
+/// sizes.
+pub(super) fn check_all_reduces(towers: &[&[KernelNode]]) -> Result<()> {
+    let Some((first, others)) = towers.split_first() else { return Ok(()) };
     let first = all_reduces(first);
-    for other in others.iter().map(all_reduces) {
+    for other in others.iter().map(|kernels| all_reduces(kernels)) {
         for (a, b) in first.iter().zip(&other) {
             if (a.0, a.1, a.2) != (b.0, b.1, b.2) {
                 let why = format!("towers sum {} of {}{:?} and {} of {}{:?}", a.0, a.1, a.2, b.0, b.1, b.2);
@@ -29,8 +30,8 @@ pub(super) fn check_all_reduces(programs: &[Program]) -> Result<()> {
     Ok(())
 }
 
-fn all_reduces(program: &Program) -> Vec<AllReduce<'_>> {
-    let found = program.kernels.iter().filter_map(|node| match &node.kernel {
+fn all_reduces(kernels: &[KernelNode]) -> Vec<AllReduce<'_>> {
+    let found = kernels.iter().filter_map(|node| match &node.kernel {
         Kernel::AllReduce { key, input } => Some((&key[..], input.dtype, &input.sizes[..], &node.origin)),
         _ => None,
     });

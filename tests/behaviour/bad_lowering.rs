@@ -77,6 +77,13 @@ fn gather(cx: &mut LowerCx<'_>, kind: GatherKind, gather: GatherScatter) -> View
     cx.gather(kind, gather, &x, &indices)
 }
 
+/// A check of two integers with a table of the output's sizes.
+fn nonzero(cx: &mut LowerCx<'_>, gather: GatherScatter) -> View {
+    let table = cx.constant(HostTensor::zeros(DType::I64, cx.output_sizes(0).as_slice()).unwrap());
+    let integers = cx.constant(HostTensor::new([2], vec![1i64, 2]).unwrap());
+    cx.gather(GatherKind::NonZero, gather, &table, &integers)
+}
+
 const CASES: &[Case] = &[
     Case {
         name: "a view past the end",
@@ -354,6 +361,18 @@ const CASES: &[Case] = &[
             gather(cx, GatherKind::ScatterAdd, sizes)
         },
         kind: ErrorKind::Shape,
+    },
+    Case {
+        name: "a check of fewer integers than it copies",
+        output: (DType::I64, &[4]),
+        lower: |cx| nonzero(cx, GatherScatter { batch: 2, rows: 2, width: 1, count: 2, shared: true }),
+        kind: ErrorKind::Argument,
+    },
+    Case {
+        name: "a check of integers into an empty output",
+        output: (DType::I64, &[0]),
+        lower: |cx| nonzero(cx, GatherScatter { batch: 1, rows: 2, width: 0, count: 2, shared: false }),
+        kind: ErrorKind::Argument,
     },
     Case {
         name: "a cumsum over more elements than its operand has",

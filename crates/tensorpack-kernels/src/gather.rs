@@ -99,7 +99,8 @@ impl GatherScatter {
                 bad = bad.or(Some(position));
                 continue;
             }
-            // SAFETY: the row is inside its table, and the item inside the output.
+            // SAFETY: `row` was compared with `rows` above, so it is inside its table, and the item
+            // is inside the output.
             unsafe {
                 let from = tables.add((table * self.rows + row as usize) * width);
                 match width {
@@ -111,15 +112,18 @@ impl GatherScatter {
         bad
     }
 
-    /// Copies one chunk of `count` integers, with the chunks of [`GatherScatter::gather`]. Returns
-    /// the position of the first zero in this chunk.
+    /// Copies one chunk of `batch * count` integers, with the chunks of [`GatherScatter::gather`].
+    /// Returns the position of the first zero in this chunk.
     ///
     /// # Safety
-    /// `values` must be readable and `out` writable in full, and they must not overlap.
+    /// [`GatherScatter::check`] must have passed, and `width` must be 1. `values` must be readable
+    /// and `out` writable as `batch * count` integers, also if the indices are shared. They must be
+    /// aligned and must not overlap.
     pub unsafe fn nonzero(&self, chunk: usize, values: *const i64, out: *mut i64) -> Option<usize> {
         let group = self.rows_per_chunk();
         let items = chunk * group..((chunk + 1) * group).min(self.batch * self.count);
-        // SAFETY: the items are in range, and the caller guarantees both buffers in full.
+        // SAFETY: the items end at `batch * count`, and the caller guarantees as many integers in
+        // both.
         let (from, to) = unsafe {
             let from = std::slice::from_raw_parts(values.add(items.start), items.len());
             (from, std::slice::from_raw_parts_mut(out.add(items.start), items.len()))
@@ -194,12 +198,12 @@ impl GatherScatter {
         let columns = part(self.width, col_blocks, chunk / row_blocks % col_blocks);
         let rows = part(self.rows, row_blocks, chunk % row_blocks);
         let first = if self.shared { 0 } else { table * self.count };
-        // SAFETY: `first` and the offsets are within the buffers that the caller guarantees.
+        // Wrapping, since a table without rows has no column to point to.
+        let updates = updates.wrapping_add(table * self.count * self.width + columns.start);
+        let out = out.wrapping_add(table * self.rows * self.width + columns.start);
+        // SAFETY: the caller guarantees `count` indices for each table, or for all if they are
+        // shared; `part` returns columns and rows inside the table, and each chunk has its own.
         let bad = unsafe {
-            let (updates, out) = (
-                updates.add(table * self.count * self.width + columns.start),
-                out.add(table * self.rows * self.width + columns.start),
-            );
             let indices = std::slice::from_raw_parts(indices.add(first), self.count);
             add_rows(isa, indices, self.rows, rows, updates, out, self.width, columns.len())
         };
@@ -242,7 +246,7 @@ unsafe fn add_rows_body<T: Addend, const FAST: bool>(
         if (row as u64) >= table_rows as u64 {
             bad = bad.or(Some(k));
         } else if rows.contains(&(row as usize)) {
-            // SAFETY: a row of the output, and row `k` of the updates.
+            // SAFETY: a row of the output, since `rows` contains it, and row `k` of the updates.
             let (to, from) = unsafe {
                 (
                     std::slice::from_raw_parts_mut(out.add(row as usize * stride), cols),

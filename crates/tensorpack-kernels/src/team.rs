@@ -40,7 +40,7 @@ pub struct Team {
     stalls: Stalls,
 }
 
-/// A job: a closure on the caller's stack, borrowed until `Team::run` returns.
+/// A job: a closure on the caller's stack, borrowed until `Team::dispatch` returns.
 type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
 /// The remaining chunks of a member: a range with its start and end in the halves of one u64. It
@@ -172,8 +172,9 @@ impl Team {
         self.dispatch(chunks, job);
     }
 
-    /// Calls `job(member)` on every member at the same time, as gang scheduling does, so that the
-    /// calls may wait for each other. Otherwise like [`Team::run`].
+    /// Calls `job(i)` for every `i` below [`Team::len`], so that the calls may wait for each other,
+    /// as in gang scheduling. If they do, each runs on a member of its own; a member whose call has
+    /// ended may run another one. Otherwise like [`Team::run`].
     pub fn run_on_every_member(&mut self, job: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() {
             let _flush = SubnormalsAreZero::begin();
@@ -207,6 +208,7 @@ impl Team {
         let begun = Instant::now();
         let mine = catch_unwind(AssertUnwindSafe(|| shared.take_chunks(job, 0)));
         // The closure lives on this stack: wait for the workers even if this thread panicked.
+        // Nothing from here to the last wait may panic.
         shared.closed.store(number, Ordering::SeqCst);
         for worker in &shared.workers[..self.workers.len()] {
             shared.wait_for(worker, number, begun, self.spins, &mut self.stalls);
@@ -283,8 +285,10 @@ impl Shared {
             if !self.join(me, seen) {
                 continue;
             }
-            // SAFETY: `Team::run` stored the job before it published its number, and keeps it alive
-            // until every worker that joined has left, which this one does only below.
+            // SAFETY: `Team::dispatch` stored the job before it published its number in `current`,
+            // which this worker has read. `Worker::join` has found the job open, so `dispatch` sees
+            // this worker in `wait_for`, and neither returns nor stores another job before the
+            // worker leaves, which it does only below.
             let job = unsafe { *self.job.load(Ordering::Relaxed).cast::<Job<'_>>() };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_chunks(job, member))) {
                 self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(panic);

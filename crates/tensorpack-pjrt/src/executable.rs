@@ -141,8 +141,9 @@ impl Executable {
             num_non_donatable_input_indices: kept.len(),
             ..CStruct::new()
         };
-        // SAFETY: executable and arguments are the plugin's; all lists have the stated lengths and
-        // live until the call returns; those that it fills have room for all outputs and events.
+        // SAFETY: executable and arguments are the plugin's, as `check` has checked; all lists have
+        // the stated lengths and live until the call returns; those that it fills have room for all
+        // outputs, whose number `outputs` has checked, and for an event of each device.
         unsafe {
             call!(
                 plugin,
@@ -217,14 +218,20 @@ fn outputs(handle: &Arc<Handle>, executable: *mut PJRT_Executable) -> Result<Vec
     let plugin = &handle.plugin;
     // SAFETY: the executable is the plugin's; the lists live as long as it, have the stated
     // lengths, and are copied.
-    let (dtypes, dims, ranks) = unsafe {
+    let (count, dtypes, dims, ranks) = unsafe {
         let count = call!(plugin, PJRT_Executable_NumOutputs { executable })?.num_outputs;
         let types = call!(plugin, PJRT_Executable_OutputElementTypes { executable })?;
         let shapes = call!(plugin, PJRT_Executable_OutputDimensions { executable })?;
         let ranks = to_vec(shapes.dim_sizes, count);
         let dims = to_vec(shapes.dims, ranks.iter().sum());
-        (to_vec(types.output_types, types.num_output_types), dims, ranks)
+        (count, to_vec(types.output_types, types.num_output_types), dims, ranks)
     };
+    // `execute` makes room for the outputs described here, and the plugin writes all it has.
+    if (dtypes.len(), ranks.len()) != (count, count) {
+        let (dtypes, shapes) = (dtypes.len(), ranks.len());
+        let why = format!("the plugin reports {dtypes} dtypes and {shapes} shapes of {count} outputs");
+        return Err(Error::new(ErrorKind::Engine, why));
+    }
     // `dims` holds the dimensions of all outputs, one after the other.
     let mut rest = &dims[..];
     let mut outputs = Vec::with_capacity(ranks.len());

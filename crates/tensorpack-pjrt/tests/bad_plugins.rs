@@ -4,20 +4,30 @@ mod fake_plugin;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use tensorpack_pjrt::{Client, Plugin};
+use tensorpack_pjrt::{Client, CompileOptions, Plugin};
 use tensorpack_tensor::ErrorKind;
 
-/// Builds a plugin of the given version, with a table of `functions` functions that all do nothing.
+/// The position of `PJRT_Executable_NumOutputs` among the functions of the table.
+const NUM_OUTPUTS: usize = 44;
+
+/// Builds a plugin of the given version, with a table of `functions` functions that all do nothing,
+/// except that its executables have seven outputs.
 fn fake(folder: &Path, name: &str, (major, minor): (i32, i32), functions: usize) -> PathBuf {
     let text = format!(
         "#[repr(C)]
         pub struct Table {{ size: usize, more: usize, version: [usize; 2], major: i32, minor: i32, functions: [usize; 300] }}
         unsafe extern \"C\" fn nothing() -> usize {{ 0 }}
+        // PJRT_Executable_NumOutputs: size, extensions, executable, number of outputs.
+        unsafe extern \"C\" fn outputs(args: *mut [usize; 4]) -> usize {{
+            unsafe {{ (*args)[3] = 7 }};
+            0
+        }}
         #[unsafe(no_mangle)]
         pub extern \"C\" fn GetPjrtApi() -> *const Table {{
+            let mut functions = [nothing as *const () as usize; 300];
+            functions[{NUM_OUTPUTS}] = outputs as *const () as usize;
             Box::into_raw(Box::new(Table {{
-                size: 40 + 8 * {functions}, more: 0, version: [24, 0], major: {major}, minor: {minor},
-                functions: [nothing as *const () as usize; 300],
+                size: 40 + 8 * {functions}, more: 0, version: [24, 0], major: {major}, minor: {minor}, functions,
             }}))
         }}"
     );
@@ -66,6 +76,17 @@ fn a_missing_function_is_an_error() {
     let e = Client::new(&plugin, &[]).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Unsupported);
     assert!(e.message().contains("libshort (API 0.99)") && e.message().contains("PJRT_Client_Create"), "{e}");
+}
+
+/// Nothing may write more outputs than there is room for, so the numbers must agree.
+#[test]
+fn a_plugin_that_describes_fewer_outputs_than_it_has_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = Plugin::open(&fake(dir.path(), "outputs", (0, 99), 300)).unwrap();
+    let client = Client::new(&plugin, &[]).unwrap();
+    let e = client.compile("", &CompileOptions::default()).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Engine);
+    assert!(e.message().contains("7 outputs"), "{e}");
 }
 
 #[cfg(unix)]

@@ -256,8 +256,9 @@ impl Communicator {
         self.barrier(tower, what)?;
         let towers = self.parts.len();
         let mine = len * tower / towers..len * (tower + 1) / towers;
-        // SAFETY: all towers have stored their pointers, and only this tower writes this range of
-        // elements.
+        // SAFETY: all towers have stored their pointers, because the barrier returned `Ok`, and
+        // those are valid for `len` elements each, as the caller guarantees. Only this tower writes
+        // this range of elements.
         unsafe {
             match dtype {
                 DType::F64 => self.add::<f64>(mine),
@@ -268,13 +269,18 @@ impl Communicator {
         self.barrier(tower, what)
     }
 
+    /// Adds up a range of elements.
+    ///
+    /// # Safety
+    /// The range must be inside the elements of type `T` that all towers' pointers are valid for,
+    /// and no other thread may access it.
     unsafe fn add<T: Copy + std::ops::Add<Output = T>>(&self, mine: std::ops::Range<usize>) {
         const TILE: usize = 1024;
         let mut at = mine.start;
         while at < mine.end {
             let n = TILE.min(mine.end - at);
-            // SAFETY: as the caller says; reading all parts of an element comes before writing it
-            // anywhere.
+            // SAFETY: guaranteed by the caller; an input and an output may be the same memory, since
+            // all parts of a tile are read before any is written.
             unsafe {
                 let from =
                     |p: &(AtomicPtr<u8>, AtomicPtr<u8>)| p.0.load(Ordering::Relaxed).cast::<T>().add(at);

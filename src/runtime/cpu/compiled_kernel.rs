@@ -80,8 +80,9 @@ pub(super) struct Participant<'a> {
     pub(super) tower: usize,
 }
 
-// SAFETY: the pointers are the engine's own memory, which it keeps while a step runs, and each
-// chunk writes a part of it that no other chunk touches.
+// SAFETY: the pointers are those that `TowerRun::resolve` has computed for this run: into memory
+// that the engine keeps locked, or into feeds and constants, which outlive it. Each chunk writes a
+// part that no other chunk touches, and everything else in here is `Sync` by itself.
 unsafe impl Sync for Memory<'_> {}
 
 /// Returns the operand of a kernel that reads a view.
@@ -244,7 +245,8 @@ impl CompiledKernel {
     ///
     /// # Safety
     /// The memory must be what this kernel was planned with: every pointer valid for the planned
-    /// number of elements, with no other access during the run.
+    /// number of elements and aligned for their type, with no other access during the run, scratch
+    /// memory for each member of the team, and an instruction set of this CPU.
     pub(super) unsafe fn run(&self, team: &mut Team, m: &Memory<'_>) -> Result<()> {
         let isa = m.isa;
         let read = |i: usize| m.read(i);
@@ -354,8 +356,8 @@ impl CompiledKernel {
             }
             CompiledKernel::AllReduce { dtype, len, key } => {
                 let Participant { communicator, tower } = m.participant;
-                // SAFETY: as promised by the caller; all towers have the same number of elements,
-                // as the engine checked.
+                // SAFETY: as promised by the caller; `check_all_reduces` in `engine.rs` has checked
+                // that this all-reduce has the same type and size in all towers.
                 unsafe { communicator.all_reduce(tower, key, *dtype, read(0), write(0), *len)? };
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
@@ -366,7 +368,8 @@ impl CompiledKernel {
                     .enumerate()
                     .map(|(i, (dtype, sizes))| {
                         let mut t = HostTensor::zeros(*dtype, sizes.as_slice())?;
-                        // SAFETY: the input has this many elements.
+                        // SAFETY: `kir::validate` has checked that the input is dense, and `t` has
+                        // its sizes.
                         let bytes = unsafe { std::slice::from_raw_parts(read(i), t.len() * dtype.size()) };
                         t.copy_from_bytes(bytes).map(|()| t)
                     })
@@ -384,7 +387,7 @@ impl CompiledKernel {
                             t.sizes()
                         )));
                     }
-                    // SAFETY: the output has just this many bytes.
+                    // SAFETY: type and sizes are the output's, as just checked.
                     unsafe {
                         std::ptr::copy_nonoverlapping(t.as_bytes().as_ptr(), write(i), t.as_bytes().len())
                     };
@@ -437,7 +440,8 @@ impl Memory<'_> {
     /// Returns the scratch memory of one member.
     #[expect(clippy::mut_from_ref, reason = "each member of the team takes its own block")]
     pub(super) fn scratch(&self, member: usize) -> &mut [u8] {
-        // SAFETY: each member has a block of this size, and runs one chunk at a time.
+        // SAFETY: `TowerMemory::make_room` allocated a block of this size for each member of the
+        // team; a member runs one chunk at a time, and a chunk asks once.
         unsafe { std::slice::from_raw_parts_mut(self.scratch[member], self.scratch_bytes) }
     }
 
@@ -448,6 +452,9 @@ impl Memory<'_> {
 
     /// Checks the elements of outputs in a range that a chunk has just written, while they are in
     /// cache.
+    ///
+    /// # Safety
+    /// Elements of the outputs in this range must be readable, and no other thread may write them.
     unsafe fn check(&self, elements: std::ops::Range<usize>) {
         for (i, checked) in self.checked.iter().enumerate() {
             let dtype = self.outputs[i].0;
@@ -455,7 +462,8 @@ impl Memory<'_> {
             for c in checked[first..].iter().take_while(|c| c.elements.start < elements.end) {
                 let from = c.elements.start.max(elements.start);
                 let len = c.elements.end.min(elements.end) - from;
-                // SAFETY: the caller guarantees that the elements are inside the output.
+                // SAFETY: checked elements are inside the output (`FiniteChecks`), and the caller
+                // guarantees those of the range.
                 let extremes = unsafe {
                     kernels::extremes(self.isa, dtype, self.writes[i].add(from * dtype.size()), len)
                 };
@@ -469,12 +477,20 @@ impl Memory<'_> {
         }
     }
 
+    /// Checks all elements that are to be checked.
+    ///
+    /// # Safety
+    /// The outputs must be complete.
     unsafe fn check_all(&self) {
         let most = self.outputs.iter().map(|(_, n)| *n).max().unwrap_or(0);
-        // SAFETY: checked elements are inside the outputs.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.check(0..most) }
     }
 
+    /// Checks the elements of a block of an output matrix with `cols` columns.
+    ///
+    /// # Safety
+    /// The block must be inside the first output, complete, and no other thread may write it.
     unsafe fn check_block(&self, block: &Block, cols: usize) {
         if self.checked.first().is_none_or(Vec::is_empty) {
             return;

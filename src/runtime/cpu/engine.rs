@@ -17,7 +17,7 @@ use crate::graph::VariableInfo;
 use crate::kir::{Kernel, KernelNode, Origin, Program};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
 use crate::runtime::value_errors::Diagnosis;
-use crate::runtime::{KernelProgress, Lowered, Source, Turns, memory_limit};
+use crate::runtime::{KernelProgress, Lowered, Source, Turns, memory_limit, tower_collectives};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -159,6 +159,7 @@ impl Engine {
             .into_iter()
             .map(|program| self.run_passes(program, mode, &mut shared, &mut variables))
             .collect::<Result<Vec<_>>>()?;
+        check_all_reduces(&compiled)?;
         let program = self.ready(compiled, fetches, &mut shared, &variables)?;
         Ok(CpuProgram { feeds, ..program })
     }
@@ -257,6 +258,17 @@ impl Engine {
             teams_and_memories(&mut *self.lock()?, program.towers.len())?.0.communicator.clone();
         Ok(WatchedProgram::new(program, communicator, tower_thread))
     }
+}
+
+/// Checks that the towers still meet at the same all-reduces in the same order: passes rewrite each
+/// tower by itself, and those of a fork move what reads the current variables to the end.
+fn check_all_reduces(compiled: &[(Compilation, String)]) -> Result<()> {
+    let halves = compiled.iter().map(|(c, _)| c.program.kernels.split_at(c.live_from));
+    let (apart, live): (Vec<_>, Vec<_>) = halves.unzip();
+    [apart, live].iter().try_for_each(|towers| tower_collectives::check_all_reduces(towers)).map_err(|e| {
+        e.note("a fork runs what reads the current variables last, and only some towers do so here")
+            .note("run several towers in the session itself, not in its fork")
+    })
 }
 
 fn lock(shared: &Mutex<Shared>) -> Result<MutexGuard<'_, Shared>> {
@@ -546,7 +558,9 @@ impl CpuProgram {
             }
             let bytes = outputs[i].len() * f.dtype.size();
             let from = run.plan.pointer(&f.loc, &shared.memories[tower], variables, &shared.snapshot, feeds);
-            // SAFETY: the plan placed the value here, and it lives until the fetches are taken.
+            // SAFETY: `dense_fetches` made the value dense, `Placement` gave it its own memory until
+            // the fetches are taken (`placement::lifetimes`), and `bytes` is its size: `fits`
+            // compares the tensor with the plan, or it was just created from it.
             let there = unsafe { std::slice::from_raw_parts(from.cast_const(), bytes) };
             outputs[i].copy_from_bytes(if bytes == 0 { &[] } else { there })?;
         }

@@ -34,7 +34,7 @@ impl Block {
         // already and take no memory before they are used.
         let room = bytes.checked_add(ALIGN).ok_or_else(too_large)?;
         let layout = Layout::from_size_align(room, 16).map_err(|_| too_large())?;
-        // SAFETY: the layout's size is not zero.
+        // SAFETY: the layout's size is at least `ALIGN`, so it is not zero.
         let from = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(too_large)?;
         huge_pages(from.as_ptr(), room);
         Ok(Block { from, layout, lead: from.align_offset(ALIGN) })
@@ -51,7 +51,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
+        // SAFETY: `zeroed` allocated it with this layout.
         unsafe { dealloc(self.from.as_ptr(), self.layout) }
     }
 }
@@ -64,8 +64,8 @@ fn huge_pages(from: *mut u8, bytes: usize) {
         const PAGE: usize = 4096;
         let lead = from.align_offset(PAGE);
         if bytes >= 4 << 20 {
-            // SAFETY: the range lies inside memory just allocated, and the advice changes how it is
-            // mapped, not what it holds.
+            // SAFETY: the range lies inside memory just allocated, because `lead` is less than a
+            // page, and the advice changes how it is mapped, not what it holds.
             unsafe {
                 libc::madvise(from.wrapping_add(lead).cast(), bytes - lead - PAGE, libc::MADV_HUGEPAGE)
             };

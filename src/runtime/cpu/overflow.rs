@@ -167,8 +167,8 @@ impl Source {
                 if fed.len() > SMALL_FEED {
                     return None;
                 }
-                // SAFETY: the bytes are the tensor's elements, which are of the type that the
-                // program was made for.
+                // SAFETY: `as_bytes` returns the tensor's elements, `fed.len()` of type
+                // `fed.dtype()`, and the engine limits `isa` to this CPU's (`Shared::new`).
                 let of = unsafe {
                     tensorpack_kernels::extremes(known.isa, fed.dtype(), fed.as_bytes().as_ptr(), fed.len())
                 };

@@ -76,7 +76,7 @@ impl RowKernel {
                     return Err(division_by_zero(position));
                 }
                 if position != usize::MAX {
-                    // SAFETY: `position` is less than the number of indices.
+                    // SAFETY: the kernel found the index at this position, among those it read.
                     let index = unsafe { *m.read(1).cast::<i64>().add(position) };
                     return Err(index_out_of_range(index, position, gather.rows));
                 }

@@ -111,9 +111,7 @@ pub(super) enum Phase {
 /// A tower's plan with tables for the pointers of one run, kept so that no run allocates.
 pub(super) struct TowerRun {
     pub(super) plan: Plan,
-    reads: Vec<*const u8>,
-    writes: Vec<*mut u8>,
-    scratch: Vec<*mut u8>,
+    pointers: Pointers,
     times: Vec<Tally>,
     /// The extremes of the run's results.
     measured: Vec<Measured>,
@@ -124,9 +122,21 @@ pub(super) struct TowerRun {
     room: Room,
 }
 
-// SAFETY: the pointers are written at the beginning of every run, before they are used, under the
-// engine's lock; those into variables are used while it is this engine's turn with them.
-unsafe impl Send for TowerRun {}
+/// The pointers of one run.
+#[derive(Default)]
+struct Pointers {
+    /// Those that each step reads, step after step.
+    reads: Vec<*const u8>,
+    /// Those that each step writes, step after step.
+    writes: Vec<*mut u8>,
+    /// The scratch memory of each member.
+    scratch: Vec<*mut u8>,
+}
+
+// SAFETY: `TowerRun::resolve` writes the pointers at the beginning of every run, before they are
+// used, under the engine's lock; those into variables are used while it is this engine's turn with
+// them (`SharedVariables::take`).
+unsafe impl Send for Pointers {}
 
 impl Plan {
     /// Returns the address of a location in this run.
@@ -155,9 +165,7 @@ impl TowerRun {
         let idle = Tally { runs: 0, seconds: 0.0, best: f64::INFINITY };
         let times = if profile { vec![idle; plan.steps.len()] } else { Vec::new() };
         TowerRun {
-            reads: Vec::new(),
-            writes: Vec::new(),
-            scratch: Vec::new(),
+            pointers: Pointers::default(),
             times,
             measured: (0..plan.measured).map(|_| Measured::default()).collect(),
             proven: vec![false; plan.proofs.len()],
@@ -175,15 +183,16 @@ impl TowerRun {
         snapshot: &Variables,
         feeds: &[Feed<'_>],
     ) {
-        self.reads.clear();
-        self.writes.clear();
+        let Pointers { reads, writes, scratch } = &mut self.pointers;
+        reads.clear();
+        writes.clear();
         for step in &self.plan.steps {
             let pointer = |loc: &Loc| self.plan.pointer(loc, memory, variables, snapshot, feeds);
-            self.reads.extend(step.reads.iter().map(|loc| pointer(loc).cast_const()));
-            self.writes.extend(step.writes.iter().map(pointer));
+            reads.extend(step.reads.iter().map(|loc| pointer(loc).cast_const()));
+            writes.extend(step.writes.iter().map(pointer));
         }
-        self.scratch.clear();
-        self.scratch.extend(memory.scratch.iter().map(Block::as_ptr));
+        scratch.clear();
+        scratch.extend(memory.scratch.iter().map(Block::as_ptr));
         self.measured.iter().for_each(Measured::reset);
     }
 
@@ -271,13 +280,13 @@ impl TowerRun {
         };
         let finite = look.finite;
         let memory = Memory {
-            reads: &self.reads[at.read..at.read + step.reads.len()],
-            writes: &self.writes[at.write..at.write + step.writes.len()],
+            reads: &self.pointers.reads[at.read..at.read + step.reads.len()],
+            writes: &self.pointers.writes[at.write..at.write + step.writes.len()],
             outputs: &step.outputs,
             checked,
             measured,
             shared: cx.memory.arena().wrapping_add(step.shared.unwrap_or(0)),
-            scratch: &self.scratch,
+            scratch: &self.pointers.scratch,
             scratch_bytes: cx.memory.scratch_bytes,
             finite,
             isa: cx.isa,
@@ -291,9 +300,11 @@ impl TowerRun {
             progress.set(Some(&step.origin));
         }
         let started = (!self.times.is_empty()).then(Instant::now);
-        // SAFETY: the plan gave every buffer its own memory for its lifetime, `resolve` has just
-        // filled the tables, the engine's lock excludes other threads, and steps that access
-        // variables run only while their tower has the turn.
+        // SAFETY: `kir::validate` has checked that views stay inside their buffers and fit the
+        // kernel. `Placement` gave every buffer aligned memory of its own for its lifetime, except
+        // where a map writes in place (`reuse_in_place`). `resolve` has filled the tables for this
+        // run, and `make_room` has made the memory large enough. The engine's lock excludes other
+        // threads, and steps that access variables run only while their tower has the turn.
         let ran = catch_unwind(AssertUnwindSafe(|| unsafe { step.kernel.run(cx.team, &memory) }));
         let here = |e: Error| e.within(&step.origin.name).at(step.origin.site);
         ran.unwrap_or_else(|panic| resume_unwind(Box::new(here(panicked(&*panic))))).map_err(here)?;
@@ -352,15 +363,15 @@ impl TowerRun {
                 continue;
             }
             let (first, count) = (at.write, self.plan.steps[i].writes.len());
-            let kept = self.writes[first..first + count].to_vec();
+            let kept = self.pointers.writes[first..first + count].to_vec();
             let mut offset = 0;
             for k in 0..count {
                 let (dtype, n) = self.plan.steps[i].outputs[k];
-                self.writes[first + k] = room.wrapping_add(offset);
+                self.pointers.writes[first + k] = room.wrapping_add(offset);
                 offset += padded(dtype.size() * n);
             }
             self.step(i, &mut at, cx, run, Look { finite, at: At::Elements })?;
-            self.writes[first..first + count].copy_from_slice(&kept);
+            self.pointers.writes[first..first + count].copy_from_slice(&kept);
         }
         Ok(())
     }
@@ -393,8 +404,9 @@ impl TowerRun {
             self.step(i, &mut at, cx, run, look)?;
             let step = &self.plan.steps[i];
             let bad = step.outputs.iter().enumerate().any(|(k, &(dtype, n))| {
-                // SAFETY: the step has just written n elements there.
-                unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.writes[first + k], n) }
+                // SAFETY: the step has just written n elements there, and `cx.isa` is one of this
+                // CPU's, as for the step.
+                unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.pointers.writes[first + k], n) }
             });
             if bad && found.is_none() {
                 found = diagnosis.not_finite(&step.origin);

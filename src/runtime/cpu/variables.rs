@@ -75,8 +75,9 @@ impl Variables {
             let (place, (dtype, sizes)) = (self.places[index], &self.types[index]);
             let bytes = kir::elements(sizes) * dtype.size();
             let (from, to) = (others.slab(place.slab), self.slab(place.slab));
-            // SAFETY: both slabs were allocated with room for this variable at its offset, and they
-            // are distinct: one is borrowed for reading and the other for writing.
+            // SAFETY: `Variables::new` allocated the slabs with room for this variable at its
+            // offset, and `zeroed_copy` slabs of the same sizes. They are distinct: one is borrowed
+            // for reading and the other for writing.
             unsafe { std::ptr::copy_nonoverlapping(from.add(place.offset), to.add(place.offset), bytes) };
         }
         self.version = others.version;
@@ -102,8 +103,9 @@ impl Variables {
         let mut value = HostTensor::zeros(*dtype, sizes.as_slice())?;
         let place = self.places[index];
         let bytes = value.len() * dtype.size();
-        // SAFETY: the slab was allocated with room for this variable at its offset, and `&self`
-        // excludes writers.
+        // SAFETY: `Variables::new` allocated the slab with room for this variable at its offset.
+        // Kernels write it only in a turn, while their engine holds `Taken`, as the caller of this
+        // does now.
         let there = unsafe { std::slice::from_raw_parts(self.slab(place.slab).add(place.offset), bytes) };
         value.copy_from_bytes(there)?;
         Ok(value)
@@ -130,8 +132,7 @@ impl Variables {
     pub(super) fn measure(&mut self, index: usize) {
         let (place, (dtype, sizes)) = (self.places[index], &self.types[index]);
         let len = sizes.iter().product();
-        // SAFETY: the slab was allocated with room for this variable at its offset, and `&mut self`
-        // excludes writers.
+        // SAFETY: as in `read`; `Isa::detect` returns an instruction set of this CPU.
         let of = unsafe { extremes(Isa::detect(), *dtype, self.slab(place.slab).add(place.offset), len) };
         self.known[index] = Value { bound: bound(of, *dtype, len == 1), proven: false };
     }

@@ -10,6 +10,7 @@ use crate::{DataFlow, Sample};
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, MdbError, RoTxn, WithoutTls};
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -76,8 +77,8 @@ pub fn save(flow: &dyn DataFlow, path: impl AsRef<Path>) -> Result<u64> {
         let why = format!("{} already exists and would be overwritten", path.display());
         return Err(Error::argument(why).note("remove it, or choose another path"));
     }
-    let partial = PartialFile::new(path);
     let within = |e| lmdb_error(e, path);
+    let partial = PartialFile::new(path).map_err(|e| Error::from(e).within(path.display()))?;
     // No lock: nobody else sees the file before it is renamed. It is synced once, at the end.
     let env = open_env(&partial.0, EnvFlags::NO_LOCK | EnvFlags::NO_SYNC, BATCH).map_err(within)?;
     let (mut batch, mut bytes) = (Vec::new(), 0);
@@ -114,9 +115,19 @@ pub fn load(path: impl AsRef<Path>) -> Result<Serialized<Lmdb>> {
 struct PartialFile(PathBuf);
 
 impl PartialFile {
-    fn new(path: &Path) -> PartialFile {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        PartialFile(path.with_file_name(format!(".{name}.{}.partial", std::process::id())))
+    /// Creates an empty file beside `path`. It is new: LMDB does not validate what it maps, and
+    /// what a killed process with the same id left behind may be damaged.
+    fn new(path: &Path) -> io::Result<PartialFile> {
+        let (name, id) = (path.file_name().unwrap_or_default().to_string_lossy(), std::process::id());
+        let mut attempt = 0u64;
+        loop {
+            let partial = path.with_file_name(format!(".{name}.{id}.{attempt}.partial"));
+            match fs::File::create_new(&partial) {
+                Ok(_) => return Ok(PartialFile(partial)),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => attempt += 1,
+                Err(e) => return Err(e),
+            }
+        }
     }
 }
 
@@ -156,7 +167,8 @@ fn open_env(path: &Path, flags: EnvFlags, size: usize) -> heed::Result<Env<Witho
     let size = size.next_multiple_of(1 << 16).max(1 << 20);
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     // SAFETY: a file opened for reading must not be modified meanwhile, as the module documentation
-    // requires; a file opened for writing has a temporary name private to this process.
+    // requires, and `shared_env` opens it once. `PartialFile::new` has just created the file opened
+    // for writing, so nobody else knows its name.
     unsafe { options.flags(flags).map_size(size).open(path) }
 }
 
@@ -201,7 +213,8 @@ fn write_batch(env: &Env<WithoutTls>, batch: &[(Vec<u8>, Vec<u8>)]) -> heed::Res
         })();
         match written {
             Err(heed::Error::Mdb(MdbError::MapFull)) => {
-                // SAFETY: the failed transaction has ended, and no other one is open.
+                // SAFETY: the failed transaction has ended with the closure above, and no other one
+                // is open: `save` shares its environment with nobody.
                 unsafe { env.resize(2 * env.info().map_size)? }
             }
             other => return other,
@@ -242,6 +255,18 @@ mod tests {
         let entry = raw.get(7).unwrap();
         assert_eq!(entry[0].as_slice::<u8>().unwrap(), b"00000007");
         assert_eq!(decode(entry[1].as_slice().unwrap()).unwrap(), sample(7));
+    }
+
+    /// Process ids repeat, in containers above all.
+    #[test]
+    fn what_a_killed_process_left_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.lmdb");
+        let left = dir.path().join(format!(".a.lmdb.{}.0.partial", std::process::id()));
+        fs::write(&left, vec![7; 1 << 16]).unwrap();
+        let samples = vec![vec![HostTensor::new([2], vec![1u8, 2]).unwrap()]];
+        assert_eq!(save(&FromList::new(samples.clone()), &path).unwrap(), 1);
+        assert_eq!(load(&path).unwrap().get(0).unwrap(), samples[0]);
     }
 
     #[test]

@@ -38,7 +38,9 @@ impl Drop for SubnormalsAreZero {
 #[cfg(target_arch = "x86_64")]
 fn set(word: u32) {
     // SAFETY: a previous MXCSR except for the two bits, which neither change rounding nor unmask
-    // exceptions. It also restores old exception flags, which nothing reads.
+    // exceptions. It also restores old exception flags, which nothing reads. Compiled code assumes
+    // the default control word: a constant folded at compile time may keep a subnormal that an
+    // instruction would flush, which changes that value and nothing else.
     unsafe { asm!("ldmxcsr [{}]", in(reg) &word, options(nostack, readonly)) }
 }
 
