@@ -1,8 +1,8 @@
 //! `mpiexec`: finding the one that belongs to a library, and its command line.
 //!
 //! A rank that dies must not end the others at once: they report which rank it was and save what
-//! can be saved. Launchers kill all ranks of a run by default, so they are told not to. What they do
-//! then when a rank is killed is in the [crate's documentation](crate#when-a-rank-dies).
+//! can be saved. Launchers kill all ranks of a run by default, so they are kept from it. What they
+//! do when a rank is killed is in the [crate's documentation](crate#when-a-rank-dies).
 
 use crate::abi::Abi;
 use crate::discovery::{FoundMpi, MpiSource, VARIABLE};
@@ -18,11 +18,19 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// The time that `mpiexec --version` may take.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A shell script that runs its arguments. Even with `-disable-auto-cleanup`, Hydra kills all ranks
-/// when one is killed by a signal, but not when one exits with a status; so the shell turns the one
-/// into the other. Hydra also sends SIGUSR1 to the survivors, which ends programs that do not ignore
-/// it.
-const SURVIVE_SIGNALS: &str = r#"trap "" USR1; "$@"; exit $?"#;
+/// A shell script for Hydra, which runs its arguments. Even with `-disable-auto-cleanup`, Hydra kills
+/// all ranks when one is killed by a signal, but not when one exits with a status; the shell turns
+/// the one into the other. Hydra also sends SIGUSR1 to the survivors, which ends programs that do
+/// not ignore it.
+const HYDRA_SCRIPT: &str = r#"trap "" USR1; "$@"; exit $?"#;
+
+/// A shell script for Open MPI, which runs its arguments. Open MPI kills all ranks when one ends with
+/// a status other than 0; the shell puts that off for `$0` seconds. Its option `--enable-recovery`
+/// would let the others go on, too, but then `mpiexec` returns 0 for a run that failed.
+const OPEN_MPI_SCRIPT: &str = r#""$@"; status=$?; test $status = 0 || sleep "$0"; exit $status"#;
+
+/// The time that Open MPI gives survivors, unless [`Mpiexec::grace`] sets another.
+const GRACE: Duration = Duration::from_secs(15);
 
 /// A launcher of MPI programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +38,7 @@ pub struct Mpiexec {
     path: PathBuf,
     kind: MpiexecKind,
     library: FoundMpi,
+    grace: Duration,
 }
 
 /// A kind of launcher.
@@ -91,7 +100,7 @@ impl Mpiexec {
             });
             match kind {
                 Ok(kind) if kind.starts(library) => {
-                    return Ok(Mpiexec { path, kind, library: library.clone() });
+                    return Ok(Mpiexec { path, kind, library: library.clone(), grace: GRACE });
                 }
                 Ok(kind) => tried.push(format!("{} is of another MPI ({kind:?})", path.display())),
                 Err(e) => tried.push(format!("{}: {}", path.display(), e.message())),
@@ -111,6 +120,14 @@ impl Mpiexec {
     /// The kind of launcher.
     pub fn kind(&self) -> MpiexecKind {
         self.kind
+    }
+
+    /// Sets for how long the other ranks may go on after one has failed (default: 15 s), in whole
+    /// seconds. It must be longer than the deadlines of the program. Only Open MPI needs it.
+    #[must_use]
+    pub fn grace(mut self, time: Duration) -> Mpiexec {
+        self.grace = time;
+        self
     }
 
     /// The command that runs `program` as `ranks` ranks: on this host, or on `hosts`, with as many
@@ -150,8 +167,13 @@ impl Mpiexec {
             }
         }
         command.arg("-n").arg(ranks.to_string());
-        if self.kind == MpiexecKind::Hydra {
-            command.args(["/bin/sh", "-c", SURVIVE_SIGNALS, "sh"]);
+        match self.kind {
+            MpiexecKind::Hydra => drop(command.args(["/bin/sh", "-c", HYDRA_SCRIPT, "sh"])),
+            MpiexecKind::IntelHydra => {}
+            MpiexecKind::OpenMpi4 | MpiexecKind::OpenMpi5 => {
+                let seconds = self.grace.as_secs().to_string();
+                command.args(["/bin/sh", "-c", OPEN_MPI_SCRIPT, &seconds]);
+            }
         }
         command.arg(program);
         Ok(command)
@@ -162,10 +184,8 @@ impl Mpiexec {
             MpiexecKind::Hydra => &["-disable-auto-cleanup"],
             MpiexecKind::IntelHydra => &[],
             // Ranks have threads, so they are not bound to single cores.
-            MpiexecKind::OpenMpi4 => &["--enable-recovery", "--oversubscribe", "--bind-to", "none"],
-            MpiexecKind::OpenMpi5 => {
-                &["--enable-recovery", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-            }
+            MpiexecKind::OpenMpi4 => &["--oversubscribe", "--bind-to", "none"],
+            MpiexecKind::OpenMpi5 => &["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"],
         }
     }
 
@@ -233,7 +253,7 @@ mod tests {
     fn mpiexec(kind: MpiexecKind) -> Mpiexec {
         let library =
             FoundMpi { path: "/x/lib/libmpi.so.12".into(), abi: Abi::Mpich, source: MpiSource::System };
-        Mpiexec { path: "/x/bin/mpiexec".into(), kind, library }
+        Mpiexec { path: "/x/bin/mpiexec".into(), kind, library, grace: GRACE }
     }
 
     #[test]
@@ -258,12 +278,14 @@ mod tests {
         );
         let value = hydra.get_envs().find(|(name, _)| *name == VARIABLE).unwrap().1;
         assert_eq!(value, Some(OsStr::new("/x/lib/libmpi.so.12")));
-        let open =
-            words(&mpiexec(MpiexecKind::OpenMpi4).command(4, &hosts, &["T"], "prog").unwrap()).join(" ");
-        assert_mentions(
-            &open,
-            &["--enable-recovery", "--host a:2,b.c:2", "-x T ", "--bind-to none", "-n 4 prog"],
-        );
+        let open = words(
+            &mpiexec(MpiexecKind::OpenMpi4)
+                .grace(Duration::from_secs(7))
+                .command(4, &hosts, &["T"], "prog")
+                .unwrap(),
+        )
+        .join(" ");
+        assert_mentions(&open, &["--host a:2,b.c:2", "-x T ", "--bind-to none", "-n 4 /bin/sh", " 7 prog"]);
         let local = words(&mpiexec(MpiexecKind::Hydra).command(4, &[], &[], "prog").unwrap()).join(" ");
         assert!(!local.contains("-hosts"), "{local}");
     }

@@ -1,6 +1,6 @@
 //! A rank dies, stops or fails: the others get an error within their deadline.
 
-use crate::launch::{CASE, Installation, init, report};
+use crate::launch::{CASE, Installation, Run, init, report};
 use std::env;
 use std::process::{self, Command};
 use std::thread;
@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(3);
 
 /// Runs three ranks, and checks what the survivors report.
 #[track_caller]
-fn survivors_report(installation: &Installation, case: &str, terms: &[&str]) {
+fn survivors_report(installation: &Installation, case: &str, terms: &[&str]) -> Run {
     let mut run = installation.start(RANKS, "faults", case);
     for rank in (0..RANKS).filter(|rank| *rank != VICTIM) {
         let text = run.wait_for_report(rank);
@@ -25,10 +25,13 @@ fn survivors_report(installation: &Installation, case: &str, terms: &[&str]) {
         assert!(seconds < DEADLINE.as_secs_f64() + 2.0, "{:?}: rank {rank}: {text}", installation.library);
         assert_mentions(error, terms);
     }
+    run
 }
 
 pub(crate) fn killed(installation: &Installation) {
-    survivors_report(installation, "KILL", &["rank ", " of 3", "all-to-all", "not finalized"]);
+    let mut run = survivors_report(installation, "KILL", &["rank ", " of 3", "all-to-all", "not finalized"]);
+    // A launcher that returns success for a run with a dead rank would end a job as if it were done.
+    assert_eq!(run.wait(), Some(false), "{:?}: {}", installation.library, run.output());
 }
 
 pub(crate) fn stopped(installation: &Installation) {

@@ -43,7 +43,10 @@ impl Installation {
         let installations: Vec<Installation> = libraries
             .into_iter()
             .filter_map(|library| match Mpiexec::find(&library) {
-                Ok(mpiexec) => Some(Installation { library, mpiexec }),
+                Ok(mpiexec) => {
+                    let mpiexec = mpiexec.grace(Duration::from_secs(6));
+                    Some(Installation { library, mpiexec })
+                }
                 Err(e) => {
                     reasons.push(e.to_string());
                     None
