@@ -1,4 +1,4 @@
-//! The Python packages that contain plugins and MPI: versions that were tested, with their checksums.
+//! The Python packages that contain plugins and MPI: versions that were tested, with checksums.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::env::consts;

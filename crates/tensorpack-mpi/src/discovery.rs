@@ -1,5 +1,5 @@
-//! Searches for MPI libraries: in `TENSORPACK_MPI`, in the folder of `tensorpack plugin install`, in
-//! the system.
+//! Searches for MPI libraries: in `TENSORPACK_MPI`, in the folder of `tensorpack plugin install`,
+//! in the system.
 
 use crate::abi::{Abi, FILE_NAMES};
 use std::env;

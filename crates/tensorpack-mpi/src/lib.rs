@@ -1,7 +1,7 @@
 //! Nonblocking collectives over bytes, with whatever MPI a machine has.
 //!
-//! The library is opened at run time: nothing is linked, and no compiler wrapper or header is needed
-//! to build. Three binary interfaces are known: that of the MPI 5 standard, Open MPI's and MPICH's.
+//! The library is opened at run time: nothing is linked, and no compiler wrapper or header is
+//! needed to build. Three binary interfaces are known: that of the MPI 5 standard, Open MPI's and MPICH's.
 //! [`Library::find`] searches `$TENSORPACK_MPI`, the wheel that `tensorpack plugin install mpi`
 //! installs, and the system. [`World::init`] initializes it, and each collective returns a
 //! [`Request`], which is polled under a deadline:
@@ -34,18 +34,21 @@
 //! # When a rank dies
 //!
 //! MPI has no deadline: a collective with a rank that is dead or stopped is "in progress" for ever.
-//! [`Request::wait`] ends with an error of kind [`Deadline`](tensorpack_tensor::ErrorKind::Deadline),
-//! or with the error of its `progress` function. After that MPI is given up, and the process should
-//! exit with `_exit`, since exit handlers of MPI libraries may wait, too.
+//! [`Request::wait`] ends with an error of kind
+//! [`Deadline`](tensorpack_tensor::ErrorKind::Deadline), or with that of its `progress` function,
+//! which can ask the control plane (`tensorpack-rendezvous`) for a failure that names the rank.
+//! After that MPI is given up, and the process should exit with `_exit`, since exit handlers of MPI
+//! libraries may wait, too.
 //!
-//! The launcher is faster, and kills all ranks. [`Mpiexec::command`] keeps it from that. What happened
-//! when one of three ranks was killed in an all-to-all with a deadline of 3 s, on one host:
+//! The launcher is faster, and kills all ranks. [`Mpiexec::command`] keeps it from that. One of three
+//! ranks was killed in an all-to-all with a deadline of 3 s, on one host:
 //!
-//! | launcher | alone | as started by [`Mpiexec::command`] |
-//! |---|---|---|
-//! | Hydra 4.0.2 and 5.0.2 | kills all within 0.1 s, with or without `-disable-auto-cleanup`; status 9 | survivors get their error after 3.0 s; status 137 |
-//! | Open MPI 4.1.4 | kills all within 2 s; status 137 | survivors get their error after 3.0 s; status 137, after the [grace time](Mpiexec::grace) |
-//! | Open MPI 4.1.4 with `--enable-recovery` | survivors get their error, but the status is 0 | not used |
+//! - Hydra 4.0.2 and 5.0.2 alone kill all ranks within 0.1 s, with and without
+//!   `-disable-auto-cleanup`, and return status 9. As started here, the survivors get their error
+//!   after 3.0 s, and the status is 137.
+//! - Open MPI 4.1.4 alone kills all ranks within 2 s and returns status 137. With
+//!   `--enable-recovery` the survivors get their error, but the status is 0. As started here, they
+//!   get it after 3.0 s, and the status is 137, after the [grace time](Mpiexec::grace).
 //!
 //! Hydra's `-disable-auto-cleanup` helps only against a rank that exits with a status; each rank
 //! therefore runs below a shell, which turns a signal into one. The status of `mpiexec` is the
@@ -61,6 +64,7 @@
 //! | `buffer` | [`Buffer`]: aligned memory that a request owns |
 //! | `discovery` | [`find_libraries`]: where libraries are searched for |
 //! | `library` | [`Library`]: an opened library |
+//! | `connection` | what a world and its requests share |
 //! | `request` | [`Request`]: a collective in flight |
 //! | `world` | [`World`]: initialization, collectives, the end |
 //! | `mpiexec` | [`Mpiexec`]: the launcher and its command line |
@@ -70,6 +74,7 @@ mod calls;
 mod buffer;
 mod discovery;
 mod library;
+mod connection;
 mod request;
 mod world;
 mod mpiexec;

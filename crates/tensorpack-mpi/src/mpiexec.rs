@@ -18,14 +18,14 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// The time that `mpiexec --version` may take.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A shell script for Hydra, which runs its arguments. Even with `-disable-auto-cleanup`, Hydra kills
-/// all ranks when one is killed by a signal, but not when one exits with a status; the shell turns
+/// A shell script for Hydra, which runs its arguments. Even with `-disable-auto-cleanup`, Hydra
+/// kills all ranks when one is killed by a signal, but not when one exits with a status; the shell turns
 /// the one into the other. Hydra also sends SIGUSR1 to the survivors, which ends programs that do
 /// not ignore it.
 const HYDRA_SCRIPT: &str = r#"trap "" USR1; "$@"; exit $?"#;
 
-/// A shell script for Open MPI, which runs its arguments. Open MPI kills all ranks when one ends with
-/// a status other than 0; the shell puts that off for `$0` seconds. Its option `--enable-recovery`
+/// A shell script for Open MPI, which runs its arguments. Open MPI kills all ranks when one ends
+/// with a status other than 0; the shell puts that off for `$0` seconds. Its option `--enable-recovery`
 /// would let the others go on, too, but then `mpiexec` returns 0 for a run that failed.
 const OPEN_MPI_SCRIPT: &str = r#""$@"; status=$?; test $status = 0 || sleep "$0"; exit $status"#;
 

@@ -2,7 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::calls::{Layout, RawRequest};
-use crate::world::World;
+use crate::connection::Connection;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::mem;
@@ -49,10 +49,10 @@ pub struct Completed {
 /// A nonblocking collective. It makes progress only while it, or another request, is polled.
 ///
 /// The request owns its buffers. If it is dropped before it is complete they are leaked, since MPI
-/// may still read and write them, and the [`World`] is given up.
+/// may still read and write them, and the [`World`](crate::World) is given up.
 #[must_use = "a collective makes progress only while it is polled"]
 pub struct Request<'w> {
-    world: &'w World,
+    connection: &'w Connection,
     raw: RawRequest,
     /// On the heap in parts that do not move with the request: the memory of vectors.
     held: Option<Held>,
@@ -64,34 +64,34 @@ pub struct Request<'w> {
 impl<'w> Request<'w> {
     /// Calls MPI's function with the buffers, which stay where they are.
     pub(crate) fn start(
-        world: &'w World,
+        connection: &'w Connection,
         what: &'static str,
         mut held: Held,
         call: impl FnOnce(&mut Held, &mut RawRequest) -> c_int,
     ) -> (Request<'w>, c_int) {
         let mut raw = RawRequest::default();
         let code = call(&mut held, &mut raw);
-        world.count_request(1);
-        (Request { world, raw, held: Some(held), what, started: Instant::now(), done: false }, code)
+        connection.count_request(1);
+        (Request { connection, raw, held: Some(held), what, started: Instant::now(), done: false }, code)
     }
 
     /// Lets MPI make progress. Returns whether the collective is complete.
     ///
-    /// After an error the buffers are lost and the [`World`] is given up.
+    /// After an error the buffers are lost and the [`World`](crate::World) is given up.
     #[doc(alias = "MPI_Test")]
     pub fn poll(&mut self) -> Result<bool> {
         if self.done {
             return Ok(true);
         }
-        self.world.check_healthy()?;
+        self.connection.check_healthy()?;
         let mut done = 0;
         // SAFETY: the request was started by this library and is not complete; MPI is initialized
         // as long as the world is borrowed, and has one thread, because neither is `Sync`.
-        let code = unsafe { self.world.calls().test(&mut self.raw, &mut done) };
-        self.world.check(code, self.what)?;
+        let code = unsafe { self.connection.calls().test(&mut self.raw, &mut done) };
+        self.connection.check(code, self.what)?;
         if done != 0 {
             self.done = true;
-            self.world.count_request(-1);
+            self.connection.count_request(-1);
         }
         Ok(self.done)
     }
@@ -100,7 +100,7 @@ impl<'w> Request<'w> {
     /// polls, and ends with its error: that is how a failure that is known otherwise ends the wait.
     ///
     /// Returns [`ErrorKind::Deadline`] if it is not complete by `deadline`. After an error the
-    /// buffers are lost and the [`World`] is given up: a collective cannot be cancelled.
+    /// buffers are lost and the [`World`](crate::World) is given up: a collective cannot be cancelled.
     pub fn wait(mut self, deadline: Instant, progress: &dyn Fn() -> Result<()>) -> Result<Completed> {
         loop {
             if self.poll()? {
@@ -129,7 +129,7 @@ impl<'w> Request<'w> {
 
     fn late(&self) -> Error {
         let bytes = self.held.as_ref().map_or(0, |held| held.send.len().max(held.receive.len()));
-        let (rank, size) = (self.world.rank(), self.world.size());
+        let (rank, size) = (self.connection.rank, self.connection.size);
         let seconds = self.started.elapsed().as_secs_f64();
         let why = format!(
             "{} of {bytes} bytes over MPI, rank {rank} of {size}: not complete after {seconds:.1} s",
@@ -145,7 +145,7 @@ impl Drop for Request<'_> {
         if !self.done {
             // MPI may still use the memory, and there is no way to make it stop.
             mem::forget(self.held.take());
-            self.world.abandon();
+            self.connection.abandon();
         }
     }
 }

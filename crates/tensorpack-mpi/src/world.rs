@@ -2,9 +2,9 @@
 
 use crate::buffer::Buffer;
 use crate::calls::{Calls, Layout, RawRequest};
-use crate::library::{Library, text};
+use crate::connection::Connection;
+use crate::library::Library;
 use crate::request::{Held, Request};
-use std::cell::Cell;
 use std::env;
 use std::ffi::c_int;
 use std::fmt;
@@ -17,6 +17,9 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// The time that dropping a [`World`] may take.
 const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Longer timeouts count as this one: a year.
+const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// MPI can be initialized once in a process, whatever the library.
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
@@ -27,18 +30,17 @@ static INITIALIZED: AtomicBool = AtomicBool::new(false);
 /// returns a [`Request`]. All ranks must start the same collectives with matching sizes in the same
 /// order.
 ///
+/// ```compile_fail,E0277
+/// fn share_between_threads<T: Sync>() {}
+/// share_between_threads::<tensorpack_mpi::World>();
+/// ```
+///
 /// Dropping it finalizes MPI, within 10 seconds; [`finalize`](World::finalize) does so with another
 /// timeout and an error. After a failed or unfinished request MPI is left alone instead, because
 /// `MPI_Finalize` would wait for it; then the process should exit.
 pub struct World {
     /// `None` once finalized.
-    library: Option<Library>,
-    rank: usize,
-    size: usize,
-    /// Cleared by the first error.
-    healthy: Cell<bool>,
-    /// Requests that are not complete.
-    in_flight: Cell<usize>,
+    connection: Option<Connection>,
 }
 
 impl World {
@@ -70,50 +72,46 @@ impl World {
             let why = format!("MPI_Init_thread did not return within {:.1} s", timeout.as_secs_f64());
             Error::new(ErrorKind::Deadline, why).note("did all ranks start?")
         })?;
-        // Not healthy until all below has succeeded: then nothing is finalized.
-        let mut world = World {
-            library: Some(library),
-            rank: 0,
-            size: 0,
-            healthy: Cell::new(false),
-            in_flight: Cell::new(0),
-        };
-        world.check(code, "MPI_Init_thread")?;
-        if provided < world.library().abi().thread_serialized() {
-            let why = format!("{} supports no thread level SERIALIZED", world.library().version());
+        let mut connection = Connection::new(library);
+        connection.check(code, "MPI_Init_thread")?;
+        if provided < connection.library.abi().thread_serialized() {
+            let why = format!("{} supports no thread level SERIALIZED", connection.library.version());
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
-        // SAFETY: MPI is initialized, and this is the only thread that has it.
-        world.check(unsafe { world.calls().return_errors() }, "MPI_Comm_set_errhandler")?;
         let (mut rank, mut size) = (0, 0);
+        // SAFETY: MPI is initialized, and this is the only thread that has it.
+        connection.check(unsafe { connection.calls().return_errors() }, "MPI_Comm_set_errhandler")?;
         // SAFETY: as above.
-        world.check(unsafe { world.calls().rank(&mut rank) }, "MPI_Comm_rank")?;
+        connection.check(unsafe { connection.calls().rank(&mut rank) }, "MPI_Comm_rank")?;
         // SAFETY: as above.
-        world.check(unsafe { world.calls().size(&mut size) }, "MPI_Comm_size")?;
-        (world.rank, world.size) = (rank as usize, size as usize);
-        check_launcher(world.library().version(), world.size, |name| env::var(name).ok())?;
-        world.healthy.set(true);
-        Ok(world)
+        connection.check(unsafe { connection.calls().size(&mut size) }, "MPI_Comm_size")?;
+        (connection.rank, connection.size) = (rank as usize, size as usize);
+        check_launcher(connection.library.version(), connection.size, |name| env::var(name).ok())?;
+        Ok(World { connection: Some(connection) })
     }
 
     /// The rank of this process.
     pub fn rank(&self) -> usize {
-        self.rank
+        self.connection().rank
     }
 
     /// The number of ranks.
     pub fn size(&self) -> usize {
-        self.size
+        self.connection().size
     }
 
     /// The library that was initialized.
     pub fn library(&self) -> &Library {
-        self.library.as_ref().expect("the library is taken only by finalize and drop")
+        &self.connection().library
     }
 
     /// Whether no request has failed so far.
     pub fn is_healthy(&self) -> bool {
-        self.healthy.get()
+        self.connection().is_healthy()
+    }
+
+    fn connection(&self) -> &Connection {
+        self.connection.as_ref().expect("taken only by `end`, which is called last")
     }
 
     /// Starts a barrier.
@@ -127,8 +125,8 @@ impl World {
     /// Starts to copy `buffer` of rank `root` to all ranks. Its length must be the same everywhere.
     #[doc(alias = "MPI_Ibcast")]
     pub fn broadcast(&self, root: usize, buffer: Buffer) -> Result<Request<'_>> {
-        if root >= self.size {
-            return Err(Error::argument(format!("broadcast from rank {root} of {}", self.size)));
+        if root >= self.size() {
+            return Err(Error::argument(format!("broadcast from rank {root} of {}", self.size())));
         }
         let (root, len) = (count(root)?, count(buffer.len())?);
         let held = Held::new(Buffer::zeroed(0), buffer);
@@ -143,8 +141,8 @@ impl World {
     #[doc(alias = "MPI_Iallgather")]
     pub fn all_gather(&self, send: Buffer, receive: Buffer) -> Result<Request<'_>> {
         let len = count(send.len())?;
-        if send.len().checked_mul(self.size) != Some(receive.len()) {
-            let (send, receive, size) = (send.len(), receive.len(), self.size);
+        if send.len().checked_mul(self.size()) != Some(receive.len()) {
+            let (send, receive, size) = (send.len(), receive.len(), self.size());
             return Err(Error::argument(format!(
                 "all-gather of {send} bytes from {size} ranks into {receive}"
             )));
@@ -162,8 +160,8 @@ impl World {
     #[doc(alias = "MPI_Iallgatherv")]
     pub fn all_gather_v(&self, send: Buffer, receive: Buffer, counts: &[usize]) -> Result<Request<'_>> {
         let layout = self.layout(counts, receive.len())?;
-        if counts[self.rank] != send.len() {
-            let (rank, counted, len) = (self.rank, counts[self.rank], send.len());
+        if counts[self.rank()] != send.len() {
+            let (rank, counted, len) = (self.rank(), counts[self.rank()], send.len());
             let why = format!("rank {rank} sends {len} bytes to an all-gather that expects {counted} of it");
             return Err(Error::argument(why));
         }
@@ -182,7 +180,7 @@ impl World {
     /// `receive` on rank `i`.
     #[doc(alias = "MPI_Ialltoall")]
     pub fn all_to_all(&self, send: Buffer, receive: Buffer) -> Result<Request<'_>> {
-        let (total, size) = (send.len(), self.size);
+        let (total, size) = (send.len(), self.size());
         if total != receive.len() || !total.is_multiple_of(size) {
             let receive = receive.len();
             let why = format!("all-to-all of {total} bytes into {receive}, in {size} blocks of equal length");
@@ -209,7 +207,7 @@ impl World {
     ) -> Result<Request<'_>> {
         let send_layout = self.layout(send_counts, send.len())?;
         let receive_layout = self.layout(receive_counts, receive.len())?;
-        if send_counts[self.rank] != receive_counts[self.rank] {
+        if send_counts[self.rank()] != receive_counts[self.rank()] {
             return Err(Error::argument(
                 "all-to-all in which a rank sends itself another size than it expects",
             ));
@@ -238,19 +236,20 @@ impl World {
 
     /// [`finalize`](World::finalize), once.
     fn end(&mut self, timeout: Duration) -> Result<()> {
-        if self.library.is_none() {
+        if self.connection.is_none() {
             return Ok(());
         }
-        let deadline = Instant::now() + timeout;
-        let outcome = self.meet(deadline);
-        let library = self.library.take();
-        outcome?;
-        let Some(library) = library else { return Ok(()) };
+        // A longer one is as good as none.
+        let deadline = Instant::now() + timeout.min(MAX_TIMEOUT);
+        let met = self.meet(deadline);
+        let Some(Connection { library, .. }) = self.connection.take() else { return Ok(()) };
+        met?;
         let (send, receive) = channel();
         let run = move || {
             // SAFETY: MPI is initialized, no request is in flight (`meet`), and this thread has the
             // library for itself.
             let code = unsafe { library.calls.finalize() };
+            // The receiver may be gone, after its timeout.
             let _ = send.send(code);
         };
         // On a thread of its own, since it cannot be cancelled.
@@ -267,10 +266,7 @@ impl World {
 
     /// Waits until all ranks are ready to finalize: `MPI_Finalize` itself has no deadline.
     fn meet(&self, deadline: Instant) -> Result<()> {
-        if !self.healthy.get() || self.in_flight.get() > 0 {
-            let why = "MPI is not finalized, because a request failed or is incomplete";
-            return Err(Error::new(ErrorKind::Engine, why));
-        }
+        self.connection().check_idle()?;
         self.barrier()?.wait(deadline, &|| Ok(())).map(drop).map_err(|e| e.within("before MPI_Finalize"))
     }
 
@@ -281,50 +277,18 @@ impl World {
         held: Held,
         call: impl FnOnce(&dyn Calls, &mut Held, &mut RawRequest) -> c_int,
     ) -> Result<Request<'_>> {
-        self.check_healthy()?;
-        let (request, code) = Request::start(self, what, held, |held, raw| call(self.calls(), held, raw));
-        self.check(code, what)?;
+        let connection = self.connection();
+        connection.check_healthy()?;
+        let start = |held: &mut Held, raw: &mut RawRequest| call(connection.calls(), held, raw);
+        let (request, code) = Request::start(connection, what, held, start);
+        connection.check(code, what)?;
         Ok(request)
-    }
-
-    pub(crate) fn calls(&self) -> &dyn Calls {
-        &*self.library().calls
-    }
-
-    pub(crate) fn check_healthy(&self) -> Result<()> {
-        match self.healthy.get() {
-            true => Ok(()),
-            false => Err(Error::new(ErrorKind::Engine, "MPI was given up after an earlier error")),
-        }
-    }
-
-    /// Gives MPI up: its state is unknown.
-    pub(crate) fn abandon(&self) {
-        self.healthy.set(false);
-    }
-
-    pub(crate) fn count_request(&self, change: isize) {
-        self.in_flight.set(self.in_flight.get().saturating_add_signed(change));
-    }
-
-    /// Converts MPI's code to an error with MPI's own text.
-    pub(crate) fn check(&self, code: c_int, what: &str) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        self.abandon();
-        // SAFETY: MPI is initialized, or about to be, where MPI allows this call, too; the memory is
-        // as long as the standard asks.
-        let (failed, text) = text(|text, length| unsafe { self.calls().error_string(code, text, length) });
-        let text = if failed == 0 && !text.is_empty() { text } else { format!("error code {code}") };
-        let (rank, size) = (self.rank, self.size);
-        Err(Error::new(ErrorKind::Engine, format!("{what}, rank {rank} of {size}: MPI says: {text}")))
     }
 
     /// Places blocks one after the other. Their lengths must add up to `total`.
     fn layout(&self, counts: &[usize], total: usize) -> Result<Layout> {
-        if counts.len() != self.size {
-            let why = format!("{} counts for {} ranks", counts.len(), self.size);
+        if counts.len() != self.size() {
+            let why = format!("{} counts for {} ranks", counts.len(), self.size());
             return Err(Error::argument(why));
         }
         layout(counts, total)
@@ -343,7 +307,7 @@ impl Drop for World {
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} of {}, {:?}", self.rank, self.size, self.library)
+        write!(f, "rank {} of {}, {:?}", self.rank(), self.size(), self.library())
     }
 }
 

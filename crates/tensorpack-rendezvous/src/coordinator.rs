@@ -141,7 +141,7 @@ impl Coordinator {
     /// Waits until all ranks have left or the run has failed, at most for `timeout`. Returns
     /// [`ErrorKind::Deadline`] with the ranks that have not left.
     pub fn wait_for_all_to_leave(&self, timeout: Duration) -> Result<()> {
-        let deadline = Instant::now() + timeout;
+        let deadline = later(Instant::now(), timeout);
         let mut state = self.shared.lock();
         loop {
             let left = |member: &Option<Member>| member.as_ref().is_some_and(|member| member.left);
@@ -163,7 +163,7 @@ impl Coordinator {
     /// Waits until everything that was queued is written, at most for `timeout`. Call it before the
     /// process exits without dropping the coordinator.
     pub fn flush(&self, timeout: Duration) {
-        let deadline = Instant::now() + timeout;
+        let deadline = later(Instant::now(), timeout);
         while self.shared.unwritten.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }

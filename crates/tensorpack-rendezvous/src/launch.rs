@@ -1,14 +1,17 @@
 //! Finds out which rank this process is, from options and from the environment of launchers.
 //!
-//! | source | rank and size | local rank and size | coordinator |
-//! |---|---|---|---|
-//! | options | [`LaunchOptions`] | [`LaunchOptions`] | [`LaunchOptions`] |
-//! | tensorpack | `TENSORPACK_RANK`, `_SIZE` | `TENSORPACK_LOCAL_RANK`, `_LOCAL_SIZE` | `TENSORPACK_COORDINATOR` |
-//! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `_LOCAL_SIZE` | broadcast over MPI |
-//! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | broadcast over MPI |
-//! | torchrun | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
-//! | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | `SLURM_LOCALID` | first of `SLURM_STEP_NODELIST`, port from the job id |
-//! | Kubernetes indexed Job | `JOB_COMPLETION_INDEX`, size from above | 0 | `JOB-0.SUBDOMAIN` |
+//! | source | rank and size | coordinator |
+//! |---|---|---|
+//! | options | [`LaunchOptions`] | [`LaunchOptions`] |
+//! | tensorpack | `TENSORPACK_RANK`, `TENSORPACK_SIZE` | `TENSORPACK_COORDINATOR` |
+//! | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | broadcast over MPI |
+//! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | broadcast over MPI |
+//! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
+//! | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | first node of `SLURM_STEP_NODELIST` |
+//! | Kubernetes indexed Job | `JOB_COMPLETION_INDEX`, size from above | `JOB-0.SUBDOMAIN` |
+//!
+//! Each has variables for the rank and the number of ranks on a host, too. Slurm's port is computed
+//! from the job's id. The subdomain of a Job is an option or `TENSORPACK_SUBDOMAIN`.
 //!
 //! The first source with a rank is used. The first five must agree where several are present: a
 //! `RANK` left over in a shell would otherwise make every process rank 0. Slurm and Kubernetes

@@ -25,18 +25,18 @@ impl Options {
         }
     }
 
-    /// Sets the interval between heartbeats (default: 1 s). It is at least a millisecond and at
-    /// most a quarter of the peer timeout.
+    /// Sets the interval between heartbeats (default: 1 s). It is at least a millisecond, at most a
+    /// minute, and at most a quarter of the peer timeout.
     #[must_use]
     pub fn heartbeat(mut self, interval: Duration) -> Options {
         self.heartbeat = interval;
         self
     }
 
-    /// Sets the time after which a silent rank has failed (default: 10 s).
+    /// Sets the time after which a silent rank has failed (default: 10 s, at least 100 ms).
     #[must_use]
     pub fn peer_timeout(mut self, timeout: Duration) -> Options {
-        self.peer_timeout = timeout;
+        self.peer_timeout = timeout.max(Duration::from_millis(100));
         self
     }
 
@@ -57,7 +57,7 @@ impl Options {
 
     /// The interval between heartbeats, within its limits.
     pub(crate) fn interval(&self) -> Duration {
-        self.heartbeat.min(self.peer_timeout / 4).max(Duration::from_millis(1))
+        self.heartbeat.min(self.peer_timeout / 4).clamp(Duration::from_millis(1), Duration::from_secs(60))
     }
 }
 

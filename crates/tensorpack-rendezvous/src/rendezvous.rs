@@ -555,8 +555,8 @@ fn check_key(key: &str) -> Result<()> {
     }
 }
 
-/// The address at which rank 0 listens: `bind` if given, else loopback if all ranks are on one host,
-/// else the address that the coordinator's name stands for.
+/// The address at which rank 0 listens: `bind` if given, else loopback if all ranks are on one
+/// host, else the address that the coordinator's name stands for.
 pub fn bind_address(
     launch: &Launch,
     bind: Option<IpAddr>,

@@ -50,7 +50,7 @@ impl Token {
         }
     }
 
-    /// Creates a random token of 256 bits in hexadecimal digits, made from 128 bits of the operating system's
+    /// Creates a random token: 64 hexadecimal digits, made from 128 bits of the operating system's
     /// randomness. Used where one process can hand it to the others: by a launcher in the
     /// environment, or by rank 0 with an MPI broadcast.
     pub fn random() -> Token {

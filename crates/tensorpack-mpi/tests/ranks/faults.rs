@@ -6,6 +6,7 @@ use std::process::{self, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 use tensorpack_mpi::{Buffer, World};
+use tensorpack_rendezvous::{Coordinator, Options, PeerStatus, Rendezvous, Token};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 use tensorpack_testing::assert_mentions;
 
@@ -42,6 +43,11 @@ pub(crate) fn known_failure(installation: &Installation) {
     survivors_report(installation, "known", &["Peer", "rank 1 is gone", "not finalized"]);
 }
 
+pub(crate) fn named(installation: &Installation) {
+    let terms = ["Peer", "rank 1 on ", "step 20", "exchanging gradients", "lost", "not finalized"];
+    survivors_report(installation, "named", &terms);
+}
+
 pub(crate) fn finalize(installation: &Installation) {
     survivors_report(installation, "finalize", &["Deadline", "MPI_Finalize", "barrier"]);
 }
@@ -59,6 +65,7 @@ pub(crate) fn run() {
     for _ in 0..20 {
         exchange(&world, DEADLINE, &|| Ok(())).unwrap();
     }
+    let joined = (case == "named").then(|| join(&world));
     if rank == VICTIM {
         fail(&case);
     }
@@ -76,6 +83,10 @@ pub(crate) fn run() {
             };
             exchange(&world, Duration::from_secs(100), &known).unwrap_err()
         }
+        "named" => {
+            let check = || joined.as_ref().map_or(Ok(()), Rendezvous::check);
+            exchange(&world, Duration::from_secs(100), &check).unwrap_err()
+        }
         _ => loop {
             if let Err(e) = exchange(&world, DEADLINE, &|| Ok(())) {
                 break e;
@@ -91,10 +102,40 @@ pub(crate) fn run() {
     die()
 }
 
+/// Joins the control plane as a trainer does: rank 0 serves it, and hands its address and a token to
+/// the others over MPI. Returns when the coordinator knows the progress of all.
+fn join(world: &World) -> Rendezvous {
+    let options = Options::new().heartbeat(Duration::from_millis(50));
+    let (rank, size) = (world.rank() as u32, world.size() as u32);
+    let token = Token::random();
+    let own = (rank == 0).then(|| Coordinator::start("127.0.0.1:0", size, &token, &options).unwrap());
+    let mut buffer = Buffer::zeroed(128);
+    if let Some(coordinator) = &own {
+        let text = format!("{} {}", coordinator.address(), token.as_str());
+        buffer[..text.len()].copy_from_slice(text.as_bytes());
+    }
+    let request = world.broadcast(0, buffer).unwrap();
+    let received = request.wait(Instant::now() + Duration::from_secs(30), &|| Ok(())).unwrap().receive;
+    let text = String::from_utf8(received.to_vec()).unwrap();
+    let (address, secret) = text.trim_end_matches('\0').split_once(' ').unwrap();
+    let joined = match own {
+        Some(coordinator) => Rendezvous::join_own(coordinator, size, &token, &options).unwrap(),
+        None => Rendezvous::join(address, rank, size, &Token::new(secret).unwrap(), &options).unwrap(),
+    };
+    joined.begin_step(20).unwrap();
+    joined.set_activity("exchanging gradients");
+    let told = |peer: &PeerStatus| peer.step == Some(20) && peer.activity == "exchanging gradients";
+    while !joined.peers(DEADLINE).unwrap().iter().all(told) {
+        thread::sleep(Duration::from_millis(5));
+    }
+    joined.barrier("all told", DEADLINE).unwrap();
+    joined
+}
+
 /// The victim's end.
 fn fail(case: &str) -> ! {
     match case {
-        "KILL" => die(),
+        "KILL" | "named" => die(),
         "STOP" => {
             let _ = Command::new("kill").args(["-STOP", &process::id().to_string()]).status();
         }

@@ -60,6 +60,13 @@ macro_rules! for_each_interface {
                 }
 
                 #[test]
+                fn the_control_plane_names_a_killed_rank_at_once() {
+                    for installation in Installation::all($abi) {
+                        faults::named(&installation);
+                    }
+                }
+
+                #[test]
                 fn finalizing_does_not_wait_for_a_missing_rank() {
                     for installation in Installation::all($abi) {
                         faults::finalize(&installation);
