@@ -55,6 +55,7 @@ PLUGINS = {
         "nvidia-nvjitlink-cu12>=12.1.105,<13",
         "nvidia-nvshmem-cu12>=3.2.5,<4",
     ],
+    "mpi": ["mpich==5.0.2"],
 }
 
 

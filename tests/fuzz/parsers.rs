@@ -66,7 +66,7 @@ macro_rules! data_file {
     };
 }
 
-pub(crate) const PARSERS: [Parser; 15] = [
+pub(crate) const PARSERS: [Parser; 16] = [
     data_file!("cifar", cifar, "cifar": "ten", "hundred"),
     data_file!("gzip", gzip, "gzip": "two-members", "empty", "bomb"),
     data_file!("idx", idx, "idx": "bytes", "ints", "doubles-packed"),
@@ -103,5 +103,11 @@ pub(crate) const PARSERS: [Parser; 15] = [
             let mut files = ExportedModels::new();
             Box::new(move |bytes| files.load(bytes))
         },
+    },
+    Parser {
+        name: "rendezvous",
+        max_memory: 8 << 20,
+        make_seeds: tensorpack_rendezvous::sample_messages,
+        make: || Box::new(tensorpack_rendezvous::check_decoding),
     },
 ];

@@ -5,7 +5,9 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use tensorpack::runtime::{XLA_CPU_DEVICES, engines};
 use tensorpack::{Error, Result};
+use tensorpack_mpi::find_libraries;
 use tensorpack_pjrt::{Client, Device, FoundPlugin, OptionValue, Plugin, find_plugins};
+use tensorpack_rendezvous::{Launch, LaunchOptions};
 
 /// Writes the report line by line, so that a plugin that crashes the process is the last one named.
 pub(crate) fn report(out: &mut impl Write) -> io::Result<()> {
@@ -32,7 +34,30 @@ pub(crate) fn report(out: &mut impl Write) -> io::Result<()> {
     if missing {
         writeln!(out, "  (packages of python3 are not listed here; a session searches them, too)")?;
     }
-    writeln!(out, "many machines (MPI): not yet supported")
+    report_mpi(out)?;
+    writeln!(out, "training on many machines: not yet supported")
+}
+
+/// Lists MPI libraries, without opening them: two in one process would clash.
+fn report_mpi(out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "MPI libraries:")?;
+    match find_libraries() {
+        Ok(found) if found.is_empty() => {
+            writeln!(out, "  none; to get one: tensorpack plugin install mpi")?;
+        }
+        Ok(found) => {
+            for library in &found {
+                writeln!(out, "  {} ({}, {})", library.path.display(), library.abi, library.source)?;
+            }
+        }
+        Err(e) => writeln!(out, "  {}", e.message())?,
+    }
+    match Launch::detect(&LaunchOptions::default()) {
+        Ok(launch) => writeln!(out, "  rank {} of {} ({})", launch.rank, launch.size, launch.launcher),
+        Err(e) => lines("the launcher's environment is contradictory", &e)
+            .iter()
+            .try_for_each(|line| writeln!(out, "  {line}")),
+    }
 }
 
 /// Opens a plugin and describes its API version and devices, one a line.

@@ -1,12 +1,14 @@
 //! Installs a plugin with pip into the folder that is searched for plugins.
 
-use crate::packages::{Package, Wheel};
+use crate::packages::{Contents, Package, Wheel};
+use crate::wheel;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use tensorpack::dataflow::dataset::{PipCommand, lock_file, pip};
 use tensorpack::{Error, ErrorKind, Result};
+use tensorpack_mpi::{Abi, FoundMpi, Library, MpiSource, PACKAGED_LIBRARY};
 use tensorpack_pjrt::{PACKAGED_PLUGINS, Plugin, plugin_folder};
 
 /// Describes what would be downloaded, and where it would be installed.
@@ -47,14 +49,31 @@ pub(crate) fn install(package: &Package, out: &mut impl Write) -> Result<()> {
         download(package, &wheels, &folder, &home)?;
         say(format!("installed {} in {}", plugin.requirement(), home.display()));
     }
-    let plugin = Plugin::open(&home.join(plugin_file(package)))?;
-    let (major, minor) = plugin.api_version();
-    say(format!("it opens (PJRT API version {major}.{minor}); `tensorpack doctor` lists its devices"));
+    let path = home.join(plugin_file(package));
+    match package.contents {
+        Contents::PjrtPlugin => {
+            let (major, minor) = Plugin::open(&path)?.api_version();
+            say(format!(
+                "it opens (PJRT API version {major}.{minor}); `tensorpack doctor` lists its devices"
+            ));
+        }
+        Contents::Mpi => {
+            let library =
+                Library::open(&FoundMpi { path, abi: Abi::Standard, source: MpiSource::Installed })?;
+            say(format!(
+                "it opens ({}); `tensorpack launch -n 2 -- PROGRAM` starts two ranks",
+                library.version()
+            ));
+        }
+    }
     Ok(())
 }
 
-/// The path of the plugin inside its folder.
+/// The path of the plugin or library inside its folder.
 fn plugin_file(package: &Package) -> &'static str {
+    if package.contents == Contents::Mpi {
+        return PACKAGED_LIBRARY;
+    }
     let packaged = PACKAGED_PLUGINS.iter().find(|plugin| plugin.name == package.name);
     packaged.expect("every package has an entry in PACKAGED_PLUGINS").file
 }
@@ -80,7 +99,12 @@ fn download(package: &Package, wheels: &[Wheel], folder: &Path, home: &Path) -> 
     let site = partial.folder("site")?;
     // Unpacked, libraries take up to four times their size.
     let label = format!("unpacking {name}");
-    pip(&label, Some(4 * bytes), PipCommand::Unpack(&fetched), &requirements, &site)?;
+    match package.contents {
+        Contents::PjrtPlugin => {
+            pip(&label, Some(4 * bytes), PipCommand::Unpack(&fetched), &requirements, &site)?;
+        }
+        Contents::Mpi => files_in(&fetched)?.iter().try_for_each(|file| wheel::unpack(file, &site))?,
+    }
     if !is_installed(package, &wheels[0], &site) {
         let why = format!("{name} does not contain {}", plugin_file(package));
         return Err(Error::new(ErrorKind::Io, why));
@@ -104,10 +128,17 @@ fn with_advice(error: Error, package: &Package, name: &str, home: &Path) -> Erro
     for line in package.requirements().unwrap_or_default().lines().filter(|line| !line.starts_with('#')) {
         error = error.note(format!("  {line}"));
     }
-    error
-        .note("  pip download --only-binary=:all: --no-deps --require-hashes -r requirements.txt")
-        .note("and install the files here:")
-        .note(format!("  pip install --no-index --no-deps --target {} *.whl", home.display()))
+    let error =
+        error.note("  pip download --only-binary=:all: --no-deps --require-hashes -r requirements.txt");
+    match package.contents {
+        Contents::PjrtPlugin => error
+            .note("and install the files here:")
+            .note(format!("  pip install --no-index --no-deps --target {} *.whl", home.display())),
+        // pip would lose the libraries; see `wheel.rs`.
+        Contents::Mpi => error
+            .note("and unzip it here; then move the contents of its folder *.data/data to")
+            .note(format!("  {}", home.display())),
+    }
 }
 
 /// Checks that there is exactly one file for each wheel, with the known checksum. pip has checked
@@ -185,6 +216,7 @@ mod tests {
             let package = packages::named(name).unwrap();
             assert!(plugin_file(package).ends_with(".so"));
         }
+        assert_eq!(plugin_file(packages::named("mpi").unwrap()), PACKAGED_LIBRARY);
         assert!(PACKAGED_PLUGINS.iter().all(|p| p.name == "tpu" || packages::named(p.name).is_some()));
     }
 

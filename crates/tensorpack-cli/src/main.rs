@@ -1,17 +1,22 @@
-//! The command `tensorpack`: installs plugins for the XLA engine and reports which devices a
-//! machine has.
+//! The command `tensorpack`: installs plugins for the XLA engine and MPI, reports which devices a
+//! machine has, and starts programs as several ranks.
 
 mod doctor;
 mod install;
+mod launch;
 mod nvidia;
 mod packages;
+mod wheel;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use launch::LaunchArgs;
 use packages::Package;
 use std::io::{self, ErrorKind, Write, stdout};
+use std::process::ExitCode;
 use tensorpack::Result;
 
-/// Installs plugins for the XLA engine and reports which devices a machine has.
+/// Installs plugins for the XLA engine and MPI, reports which devices a machine has, and starts
+/// programs as several ranks.
 #[derive(Parser)]
 #[command(name = "tensorpack", version)]
 struct Cli {
@@ -21,11 +26,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Manage plugins for the XLA engine.
+    /// Manage plugins for the XLA engine, and MPI.
     #[command(subcommand)]
     Plugin(PluginCommand),
     /// Report which engines and devices are available, and how to get what is missing.
     Doctor,
+    /// Start a program as several ranks, with mpiexec: tensorpack launch -n 4 -- PROGRAM.
+    Launch(LaunchArgs),
 }
 
 #[derive(Subcommand)]
@@ -41,7 +48,7 @@ enum PluginCommand {
     },
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
     let cli: Cli = tensorpack::command_line::parse()?;
     match cli.command {
         Some(Command::Plugin(PluginCommand::Install { name, dry_run: true })) => {
@@ -51,8 +58,13 @@ fn main() -> Result<()> {
             install::install(name, &mut stdout())
         }
         Some(Command::Doctor) => printed(doctor::report(&mut stdout())),
+        Some(Command::Launch(args)) if args.dry_run => {
+            printed(writeln!(stdout(), "{}", launch::words(&args.command()?)))
+        }
+        Some(Command::Launch(args)) => return args.run(),
         None => printed(write!(stdout(), "{}", Cli::command().render_help())),
     }
+    .map(|()| ExitCode::SUCCESS)
 }
 
 /// Forgives a reader that has seen enough and closed the pipe, such as `head -1`.

@@ -1,4 +1,4 @@
-//! The Python packages that contain plugins: versions that were tested, with their checksums.
+//! The Python packages that contain plugins and MPI: versions that were tested, with checksums.
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::env::consts;
@@ -12,8 +12,18 @@ pub(crate) struct Package {
     /// For each architecture, a requirements file of pip: the plugin's wheel, then those of the
     /// vendor's libraries.
     requirements: &'static [(&'static str, &'static str)],
+    pub(crate) contents: Contents,
     /// The software that must already be installed.
     pub(crate) needs: Option<&'static str>,
+}
+
+/// What a package contains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Contents {
+    /// A PJRT plugin, as a Python package.
+    PjrtPlugin,
+    /// MPI: a library and its launcher.
+    Mpi,
 }
 
 /// A line of a requirements file.
@@ -36,18 +46,21 @@ macro_rules! requirements {
     };
 }
 
-static PACKAGES: [Package; 3] = [
-    Package { name: "cpu", requirements: requirements!("cpu"), needs: None },
+static PACKAGES: [Package; 4] = [
+    Package { name: "cpu", requirements: requirements!("cpu"), contents: Contents::PjrtPlugin, needs: None },
     Package {
         name: "cuda13",
         requirements: requirements!("cuda13"),
+        contents: Contents::PjrtPlugin,
         needs: Some("NVIDIA's driver, version 580 or later"),
     },
     Package {
         name: "cuda12",
         requirements: requirements!("cuda12"),
+        contents: Contents::PjrtPlugin,
         needs: Some("NVIDIA's driver, version 525 or later"),
     },
+    Package { name: "mpi", requirements: requirements!("mpi"), contents: Contents::Mpi, needs: None },
 ];
 
 /// Parses the name of a package on the command line.
@@ -116,7 +129,11 @@ mod tests {
             let lines = text.lines().filter(|line| !line.starts_with('#'));
             let wheels: Vec<Wheel> =
                 lines.map(|line| Wheel::parse(line).unwrap_or_else(|| panic!("{machine}: {line}"))).collect();
-            assert!(wheels[0].package.ends_with("-pjrt"), "{} {machine}", package.name);
+            let expected = match package.contents {
+                Contents::PjrtPlugin => "-pjrt",
+                Contents::Mpi => "mpich",
+            };
+            assert!(wheels[0].package.ends_with(expected), "{} {machine}", package.name);
             let is_hash = |hash: &str| hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit());
             assert!(wheels.iter().all(|wheel| is_hash(wheel.sha256) && wheel.bytes > 0));
         }

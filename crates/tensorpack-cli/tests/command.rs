@@ -32,7 +32,7 @@ fn command(variables: &[(&str, &str)], words: &[&str], cache: &Path) -> Command 
     fs::create_dir_all(&programs).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_tensorpack"));
     command.args(words).env("TENSORPACK_CACHE", cache).env("PATH", &programs);
-    for name in ["VIRTUAL_ENV", "TENSORPACK_PJRT_PLUGIN", "PJRT_NAMES_AND_LIBRARY_PATHS"] {
+    for name in ["VIRTUAL_ENV", "TENSORPACK_PJRT_PLUGIN", "PJRT_NAMES_AND_LIBRARY_PATHS", "TENSORPACK_MPI"] {
         command.env_remove(name);
     }
     command.envs(variables.iter().copied());
@@ -232,7 +232,7 @@ fn closed_output_is_never_a_panic() {
 fn doctor_runs_no_other_program() {
     let dir = tempfile::tempdir().unwrap();
     let marker = dir.path().join("ran");
-    for name in ["python3", "python", "pip", "pip3"] {
+    for name in ["python3", "python", "pip", "pip3", "mpiexec"] {
         program(dir.path(), name, &format!("echo {name} >> '{}'", marker.display()));
     }
     out(&tensorpack(&["doctor"], dir.path(), None));
@@ -298,4 +298,71 @@ fn a_wait_for_another_installation_is_announced() {
     let line = line.expect("the command says what it waits for");
     assert!(line.contains("waiting for another process") && line.contains(".lock"), "{line}");
     assert_eq!(status.code(), Some(1), "the plugin cannot be opened");
+}
+
+/// Makes an installation of MPI whose launcher prints its arguments and the token, and exits with 7.
+fn pretend_mpi(folder: &Path) -> String {
+    let home = folder.join("mpi");
+    fs::create_dir_all(home.join("lib")).unwrap();
+    fs::write(home.join("lib/libmpi.so.12"), "words").unwrap();
+    program(
+        &home,
+        "mpiexec",
+        r#"test "$1" = --version && { echo HYDRA; exit; }; echo "$@"; echo token ${#TENSORPACK_TOKEN}; exit 7"#,
+    );
+    fs::rename(home.join("programs"), home.join("bin")).unwrap();
+    home.to_str().unwrap().to_owned()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn launch_runs_the_launcher_and_returns_its_status() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = pretend_mpi(dir.path());
+    let run = |words: &[&str]| tensorpack_with(&[("TENSORPACK_MPI", &home)], words, dir.path(), None);
+    let output = run(&["launch", "-n", "3", "--hosts", "a,b", "--", "train", "-n", "x y"]);
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("-hosts a:2,b:2 ") && text.contains("-n 3 ") && text.contains("train -n x y\n"),
+        "{text}"
+    );
+    assert!(text.contains("token 64\n"), "{text}");
+    let text = out(&run(&["launch", "-n", "3", "--dry-run", "--", "train", "x y"]));
+    assert!(
+        text.contains("mpi/bin/mpiexec -") && text.ends_with("train 'x y'\n") && !text.contains("token"),
+        "{text}"
+    );
+    for words in
+        [&["launch", "-n", "3"][..], &["launch", "--", "train"], &["launch", "-n", "0", "--", "train"]]
+    {
+        error(&run(words));
+    }
+    let text = error(&run(&["launch", "-n", "3", "--hosts", "a b", "--", "train"]));
+    assert!(text.contains("a b"), "{text}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn doctor_lists_mpi_and_the_launcher() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = pretend_mpi(dir.path());
+    let variables = [("TENSORPACK_MPI", &*home), ("TENSORPACK_RANK", "1"), ("TENSORPACK_SIZE", "2")];
+    let text = out(&tensorpack_with(&variables, &["doctor"], dir.path(), None));
+    assert!(text.contains("lib/libmpi.so.12 (MPICH, named by TENSORPACK_MPI)\n"), "{text}");
+    assert!(text.contains("rank 1 of 2 (TENSORPACK_RANK)"), "{text}");
+    let text = out(&tensorpack_with(&[("TENSORPACK_RANK", "1")], &["doctor"], dir.path(), None));
+    assert!(text.contains("TENSORPACK_SIZE"), "{text}");
+}
+
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[test]
+fn mpi_is_a_package_with_a_checksum() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = out(&tensorpack(&["plugin", "install", "mpi", "--dry-run"], dir.path(), None));
+    assert!(text.contains("mpich==5.0.2 ") && text.contains("sha256 "), "{text}");
+    let forged = Some("echo forged > mpich-5.0.2-py3-none-any.whl");
+    let text = error(&tensorpack(&["plugin", "install", "mpi"], dir.path(), forged));
+    assert!(text.contains("mpich-5.0.2-py3-none-any.whl has the wrong checksum"), "{text}");
+    assert!(!left_behind(dir.path()));
 }

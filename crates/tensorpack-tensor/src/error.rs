@@ -39,6 +39,8 @@ pub enum ErrorKind {
     Deadline,
     /// A signal asked the process to stop.
     Interrupted,
+    /// Another process of a distributed run failed, died or stopped responding.
+    Peer,
     /// A failure of the engine itself: a panic in a kernel, or a poisoned session.
     Engine,
 }

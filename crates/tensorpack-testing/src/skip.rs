@@ -14,6 +14,8 @@ pub enum Requirement {
     Plugin,
     /// Several devices of one platform.
     Devices,
+    /// An MPI library with its launcher.
+    Mpi,
     /// A program: a C compiler, a Python with TensorBoard.
     Tool,
 }
@@ -24,6 +26,7 @@ impl Requirement {
         match self {
             Requirement::Plugin => "TENSORPACK_REQUIRE_PLUGIN",
             Requirement::Devices => "TENSORPACK_REQUIRE_DEVICES",
+            Requirement::Mpi => "TENSORPACK_REQUIRE_MPI",
             Requirement::Tool => "TENSORPACK_REQUIRE_TOOLS",
         }
     }
