@@ -10,8 +10,8 @@ use tensorpack_tensor::DType;
 /// `n` steps on batches of `b` equal one step on a batch of `n * b`. In the steps between, neither
 /// the variables nor the state of the inner optimizer change.
 ///
-/// It adds an operation to [`FLUSH_OPS`] that, at the end of the last epoch, applies the mean of the
-/// gradients accumulated since the last update, if any. The sums are variables and so part of
+/// It adds an operation to [`FLUSH_OPS`] that, at the end of the last epoch, applies the mean of
+/// the gradients accumulated since the last update, if any. The sums are variables and so part of
 /// checkpoints. A run that a callback stops keeps them there. A learning-rate schedule of the inner
 /// optimizer counts all steps. A nested `Accumulate` is flushed only in part; multiply the numbers
 /// of steps instead.

@@ -70,8 +70,8 @@ impl MainLoop<'_> {
         Ok(ended)
     }
 
-    /// Discards a request of `after_train` if training ended by an error or a signal: the state may be that of half
-    /// a step.
+    /// Discards a request of `after_train` if training ended by an error or a signal: the state may
+    /// be that of half a step.
     fn drop_save_request(&mut self) {
         if self.state.save_request.take().is_some() {
             log::warn!(
@@ -270,8 +270,8 @@ impl MainLoop<'_> {
         Ok(())
     }
 
-    /// Whether a signal or a callback asked training to end. Either saves a checkpoint first; that of a stopped run
-    /// has the reason, so that the same program does not train on.
+    /// Whether a signal or a callback asked training to end. Either saves a checkpoint first; that
+    /// of a stopped run has the reason, so that the same program does not train on.
     fn end_requested(&mut self) -> Result<Option<Ended>> {
         let ended = if let Some(signal) = self.state.interrupt.signal() {
             log::warn!("received signal {signal}: saving, then exiting");

@@ -1,5 +1,7 @@
 //! Plugins that never return from a call. Alone in its process, which installs a logger and must
-//! exit while the calls still hang.
+//! exit while the calls still hang. Its plugins use the format of libraries on Linux.
+
+#![cfg(target_os = "linux")]
 
 mod fake_plugin;
 
