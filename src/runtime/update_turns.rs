@@ -156,10 +156,9 @@ impl std::fmt::Display for Holder {
     }
 }
 
+#[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
-    #![cfg(not(loom))]
-
     use super::*;
 
     #[test]

@@ -260,10 +260,9 @@ impl std::fmt::Debug for Team {
 #[cfg(all(test, loom))]
 mod models;
 
+#[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
-    #![cfg(not(loom))]
-
     use super::*;
     use std::thread;
 

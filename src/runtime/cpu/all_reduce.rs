@@ -294,10 +294,9 @@ impl Communicator {
     }
 }
 
+#[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
-    #![cfg(not(loom))]
-
     use super::*;
 
     #[test]
