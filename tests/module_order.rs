@@ -21,7 +21,7 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
 
 /// Removes comments, and the tests at the end of a file.
 fn code(text: &str) -> String {
-    let before_tests = text.split("\nmod tests {").next().unwrap_or_default();
+    let before_tests = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     before_tests.lines().map(|l| l.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 

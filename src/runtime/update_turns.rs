@@ -156,7 +156,8 @@ impl std::fmt::Display for Holder {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -337,7 +337,8 @@ impl std::fmt::Debug for Team {
 #[cfg(all(test, loom))]
 mod models;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
