@@ -40,20 +40,19 @@
 //! After that MPI is given up, and the process should exit with `_exit`, since exit handlers of MPI
 //! libraries may wait, too.
 //!
-//! The launcher is faster, and kills all ranks. [`Mpiexec::command`] keeps it from that. One of three
-//! ranks was killed in an all-to-all with a deadline of 3 s, on one host:
+//! The launcher is faster, and kills all ranks. [`Mpiexec::command`] keeps it from that for a
+//! [grace time](Mpiexec::grace). One of three ranks was killed in an all-to-all with a deadline of
+//! 3 s:
 //!
 //! - Hydra 4.0.2 and 5.0.2 alone kill all ranks within 0.1 s, with and without
-//!   `-disable-auto-cleanup`, and return status 9. As started here, the survivors get their error
-//!   after 3.0 s, and the status is 137.
+//!   `-disable-auto-cleanup`, and return status 9.
 //! - Open MPI 4.1.4 alone kills all ranks within 2 s and returns status 137. With
-//!   `--enable-recovery` the survivors get their error, but the status is 0. As started here, they
-//!   get it after 3.0 s, and the status is 137, after the [grace time](Mpiexec::grace).
+//!   `--enable-recovery` the survivors get their error, but the status is 0.
+//! - With the command made here, the survivors get their error after 3.0 s with each of them, and
+//!   `mpiexec` ends after the grace time, with a status other than 0. It does so, too, if the rank
+//!   was stopped; Hydra with `-disable-auto-cleanup` waited for it for ever.
 //!
-//! Hydra's `-disable-auto-cleanup` helps only against a rank that exits with a status; each rank
-//! therefore runs below a shell, which turns a signal into one. The status of `mpiexec` is the
-//! bitwise or of those of all ranks with Hydra, and that of the first rank that failed with Open
-//! MPI. Open MPI 5 and Intel MPI were not tried.
+//! Open MPI 5 and Intel MPI were not tried.
 //!
 //! # Modules
 //!

@@ -18,18 +18,16 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// The time that `mpiexec --version` may take.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A shell script for Hydra, which runs its arguments. Even with `-disable-auto-cleanup`, Hydra
-/// kills all ranks when one is killed by a signal, but not when one exits with a status; the shell turns
-/// the one into the other. Hydra also sends SIGUSR1 to the survivors, which ends programs that do
-/// not ignore it.
-const HYDRA_SCRIPT: &str = r#"trap "" USR1; "$@"; exit $?"#;
+/// A shell script that runs its arguments. Launchers kill all ranks when one is killed, or ends with
+/// a status other than 0; the shell, which is all that a launcher sees of a rank, puts that off for
+/// `$0` seconds.
+///
+/// Options of launchers do less. Hydra's `-disable-auto-cleanup` does not help if the rank was killed
+/// by a signal, and Hydra then waits for ever for a rank that is stopped. With Open MPI's
+/// `--enable-recovery`, `mpiexec` returns 0 for a run that failed.
+const SCRIPT: &str = r#""$@"; status=$?; test $status = 0 || sleep "$0"; exit $status"#;
 
-/// A shell script for Open MPI, which runs its arguments. Open MPI kills all ranks when one ends
-/// with a status other than 0; the shell puts that off for `$0` seconds. Its option `--enable-recovery`
-/// would let the others go on, too, but then `mpiexec` returns 0 for a run that failed.
-const OPEN_MPI_SCRIPT: &str = r#""$@"; status=$?; test $status = 0 || sleep "$0"; exit $status"#;
-
-/// The time that Open MPI gives survivors, unless [`Mpiexec::grace`] sets another.
+/// The time that survivors have, unless [`Mpiexec::grace`] sets another.
 const GRACE: Duration = Duration::from_secs(15);
 
 /// A launcher of MPI programs.
@@ -123,7 +121,8 @@ impl Mpiexec {
     }
 
     /// Sets for how long the other ranks may go on after one has failed (default: 15 s), in whole
-    /// seconds. It must be longer than the deadlines of the program. Only Open MPI needs it.
+    /// seconds. After that the launcher kills them. It must be longer than the deadlines of the
+    /// program.
     #[must_use]
     pub fn grace(mut self, time: Duration) -> Mpiexec {
         self.grace = time;
@@ -167,22 +166,14 @@ impl Mpiexec {
             }
         }
         command.arg("-n").arg(ranks.to_string());
-        match self.kind {
-            MpiexecKind::Hydra => drop(command.args(["/bin/sh", "-c", HYDRA_SCRIPT, "sh"])),
-            MpiexecKind::IntelHydra => {}
-            MpiexecKind::OpenMpi4 | MpiexecKind::OpenMpi5 => {
-                let seconds = self.grace.as_secs().to_string();
-                command.args(["/bin/sh", "-c", OPEN_MPI_SCRIPT, &seconds]);
-            }
-        }
-        command.arg(program);
+        let seconds = self.grace.as_secs().to_string();
+        command.args(["/bin/sh", "-c", SCRIPT, &seconds]).arg(program);
         Ok(command)
     }
 
     fn options(&self) -> &'static [&'static str] {
         match self.kind {
-            MpiexecKind::Hydra => &["-disable-auto-cleanup"],
-            MpiexecKind::IntelHydra => &[],
+            MpiexecKind::Hydra | MpiexecKind::IntelHydra => &[],
             // Ranks have threads, so they are not bound to single cores.
             MpiexecKind::OpenMpi4 => &["--oversubscribe", "--bind-to", "none"],
             MpiexecKind::OpenMpi5 => &["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"],
@@ -272,10 +263,7 @@ mod tests {
         let hosts = ["a".to_owned(), "b.c".to_owned()];
         let hydra = mpiexec(MpiexecKind::Hydra).command(3, &hosts, &["T"], "prog").unwrap();
         let text = words(&hydra).join(" ");
-        assert_mentions(
-            &text,
-            &["-disable-auto-cleanup", "-hosts a:2,b.c:2", "-n 3 /bin/sh", " sh prog", "-genvall"],
-        );
+        assert_mentions(&text, &["-hosts a:2,b.c:2", "-n 3 /bin/sh", " 15 prog", "-genvall"]);
         let value = hydra.get_envs().find(|(name, _)| *name == VARIABLE).unwrap().1;
         assert_eq!(value, Some(OsStr::new("/x/lib/libmpi.so.12")));
         let open = words(

@@ -30,13 +30,17 @@ fn survivors_report(installation: &Installation, case: &str, terms: &[&str]) -> 
 }
 
 pub(crate) fn killed(installation: &Installation) {
-    let mut run = survivors_report(installation, "KILL", &["rank ", " of 3", "all-to-all", "not finalized"]);
+    let terms = ["rank ", " of 3", "all-to-all", "not finalized"];
+    let mut run = survivors_report(installation, "KILL", &terms);
     // A launcher that returns success for a run with a dead rank would end a job as if it were done.
     assert_eq!(run.wait(), Some(false), "{:?}: {}", installation.library, run.output());
 }
 
 pub(crate) fn stopped(installation: &Installation) {
-    survivors_report(installation, "STOP", &["Deadline", "rank ", " of 3", "all-to-all", "not finalized"]);
+    let terms = ["Deadline", "rank ", " of 3", "all-to-all", "not finalized"];
+    let mut run = survivors_report(installation, "STOP", &terms);
+    // Nor must it wait for the stopped rank.
+    assert_eq!(run.wait(), Some(false), "{:?}: {}", installation.library, run.output());
 }
 
 pub(crate) fn known_failure(installation: &Installation) {

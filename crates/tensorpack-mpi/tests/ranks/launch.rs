@@ -44,7 +44,7 @@ impl Installation {
             .into_iter()
             .filter_map(|library| match Mpiexec::find(&library) {
                 Ok(mpiexec) => {
-                    let mpiexec = mpiexec.grace(Duration::from_secs(6));
+                    let mpiexec = mpiexec.grace(Duration::from_secs(5));
                     Some(Installation { library, mpiexec })
                 }
                 Err(e) => {
