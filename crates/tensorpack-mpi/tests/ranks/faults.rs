@@ -52,6 +52,11 @@ pub(crate) fn named(installation: &Installation) {
     survivors_report(installation, "named", &terms);
 }
 
+/// The error is MPI's own, with its text; no rank waits for the deadline of 100 s.
+pub(crate) fn mismatch(installation: &Installation) {
+    survivors_report(installation, "mismatch", &["Engine", "broadcast", "MPI says: ", "not finalized"]);
+}
+
 pub(crate) fn finalize(installation: &Installation) {
     survivors_report(installation, "finalize", &["Deadline", "MPI_Finalize", "barrier"]);
 }
@@ -71,7 +76,7 @@ pub(crate) fn run() {
     }
     let joined = (case == "named").then(|| join(&world));
     if rank == VICTIM {
-        fail(&case);
+        fail(&case, &world);
     }
     let started = Instant::now();
     let error = match &case[..] {
@@ -87,6 +92,8 @@ pub(crate) fn run() {
             };
             exchange(&world, Duration::from_secs(100), &known).unwrap_err()
         }
+        // The victim sends more than the others have room for.
+        "mismatch" => broadcast(&world, 10).unwrap_err(),
         "named" => {
             let check = || joined.as_ref().map_or(Ok(()), Rendezvous::check);
             exchange(&world, Duration::from_secs(100), &check).unwrap_err()
@@ -137,8 +144,9 @@ fn join(world: &World) -> Rendezvous {
 }
 
 /// The victim's end.
-fn fail(case: &str) -> ! {
+fn fail(case: &str, world: &World) -> ! {
     match case {
+        "mismatch" => drop(broadcast(world, 1000)),
         "KILL" | "named" => die(),
         "STOP" => {
             let _ = Command::new("kill").args(["-STOP", &process::id().to_string()]).status();
@@ -148,6 +156,11 @@ fn fail(case: &str) -> ! {
     // Alive, but not taking part.
     thread::sleep(Duration::from_secs(20));
     die()
+}
+
+fn broadcast(world: &World, len: usize) -> Result<()> {
+    let request = world.broadcast(VICTIM, Buffer::zeroed(len))?;
+    request.wait(Instant::now() + Duration::from_secs(100), &|| Ok(())).map(drop)
 }
 
 fn exchange(world: &World, timeout: Duration, progress: &dyn Fn() -> Result<()>) -> Result<()> {

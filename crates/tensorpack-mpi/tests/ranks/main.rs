@@ -67,6 +67,13 @@ macro_rules! for_each_interface {
                 }
 
                 #[test]
+                fn an_error_of_mpi_has_its_text() {
+                    for installation in Installation::all($abi) {
+                        faults::mismatch(&installation);
+                    }
+                }
+
+                #[test]
                 fn finalizing_does_not_wait_for_a_missing_rank() {
                     for installation in Installation::all($abi) {
                         faults::finalize(&installation);
