@@ -2,6 +2,7 @@
 //! values.
 
 use std::sync::{Arc, Barrier};
+use tensorpack::ErrorKind;
 use tensorpack::graph::{Fetch, OpDef, Spec};
 use tensorpack::kir::{CustomKernel, LowerCx, View};
 use tensorpack::prelude::*;
@@ -165,4 +166,24 @@ fn towers_of_a_fork_that_would_sum_in_different_orders_are_an_error() {
     assert!(e.message().contains("small") && e.message().contains("large"), "{e}");
     assert!(e.site().is_some_and(|s| s.file.ends_with("forks.rs")), "{e}");
     assert_eq!(session.read("a").unwrap().as_slice::<f32>().unwrap(), [0.5; 4]);
+}
+
+#[test]
+fn a_fork_of_no_tower_is_an_error() {
+    let session = Session::new(Graph::new().freeze().unwrap()).unwrap();
+    for (tower, towers) in [(0, 0), (2, 2), (usize::MAX, 1)] {
+        let e = session.fork(tower, towers).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Argument);
+        assert!(e.site().is_some_and(|site| site.file.ends_with("forks.rs")), "{e}");
+    }
+    assert!(session.fork(0, usize::MAX).is_ok());
+}
+
+#[test]
+fn more_threads_than_any_machine_has_are_an_error() {
+    for threads in [5_000, usize::MAX] {
+        let options = SessionOptions { threads: Some(threads), ..SessionOptions::default() };
+        let e = Session::with(Graph::new().freeze().unwrap(), options).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+    }
 }

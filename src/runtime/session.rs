@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tensorpack_kernels::Isa;
-use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, Site};
 
 /// The options of a session.
 #[derive(Clone, Debug)]
@@ -167,7 +167,12 @@ impl Session {
     ///
     /// The runs, reads and writes of this session take turns with those of the towers; [`Turns`]
     /// can hold the towers back.
+    #[track_caller]
     pub fn fork(&self, tower: usize, towers: usize) -> Result<Session> {
+        if tower >= towers {
+            let why = format!("there is no tower {tower} of {towers}: towers are counted from 0");
+            return Err(Error::argument(why).at(Site::caller()));
+        }
         let at = KernelProgress::new();
         let executor = self.lock()?.executor.fork(Fork { tower, towers, at: at.clone() })?;
         Ok(Session {

@@ -8,6 +8,9 @@ use std::thread::available_parallelism;
 use tensorpack_kernels::Isa;
 use tensorpack_tensor::{Error, Result};
 
+/// Maximum number of threads per tower, more than any machine has cores.
+const MAX_THREADS: usize = 4096;
+
 /// The CPU engine.
 pub(in crate::runtime) struct CpuEngine;
 
@@ -42,6 +45,10 @@ impl Engine for CpuEngine {
     }
 
     fn create(&self, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>> {
+        if let Some(threads) = options.threads.filter(|&n| n > MAX_THREADS) {
+            let why = format!("{threads} threads per tower: expected at most {MAX_THREADS}");
+            return Err(Error::argument(why).note("leave it out to use the cores of the machine"));
+        }
         let options = CpuOptions {
             threads: options.threads,
             isa: options.isa,

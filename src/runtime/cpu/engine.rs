@@ -131,8 +131,8 @@ impl Engine {
         }
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let engines = self.fork.as_ref().map_or(1, |fork| fork.towers);
-        let threads = self.options.threads.unwrap_or(cores / (towers * engines)).max(1);
-        let all = threads * towers * engines;
+        let threads = self.options.threads.unwrap_or(cores / towers.saturating_mul(engines)).max(1);
+        let all = threads.saturating_mul(towers).saturating_mul(engines);
         let leaders = Team::among(towers, all);
         if leaders.len() < towers {
             return Err(Error::new(

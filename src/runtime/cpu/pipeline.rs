@@ -208,6 +208,9 @@ pub(super) fn run(program: Program, cx: &mut PassCx<'_>, dump: bool) -> Result<(
             text += &format!("after {} ({}):\n{}\n", pass.name, pass.why, compilation.program.dump());
         }
     }
+    // The kernels trust the program, so an error in a pass must not reach them in any build.
+    still_valid(&compilation)
+        .map_err(|e| e.note("a compiler pass made an invalid program: please report this as a bug"))?;
     Ok((compilation, text))
 }
 
