@@ -334,7 +334,7 @@ fn a_sharing_tower_creates_no_trainable_variable() {
     Linear::new(2).apply(&t, "fc", &x);
     let e = g.freeze().unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Name);
-    assert_mentions(&e, &["fc/W", "behavior not exist", "shares"]);
+    assert_mentions(&e, &["fc/W", "does not exist", "shares"]);
     assert_eq!(e.site().unwrap().line, line);
 }
 

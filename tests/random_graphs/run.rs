@@ -7,6 +7,9 @@ use tensorpack::prelude::*;
 use tensorpack::runtime::cpu::Isa;
 use tensorpack::runtime::{IntoFetch, StochasticRounding};
 
+/// How the names of variables after training start.
+pub(crate) const VARIABLE: &str = "the variable";
+
 /// The rounding of the reference in programs with bf16: results in bf16 are rounded, and no others.
 const ONLY_BF16: StochasticRounding = StochasticRounding { bits: f64::MANTISSA_DIGITS, seed: 0 };
 
@@ -195,7 +198,7 @@ pub(crate) fn run(
             }
         }
         for v in session.graph().variables() {
-            let name = format!("the variable {} after {} steps", v.name, program.steps);
+            let name = format!("{VARIABLE} {} after {} steps", v.name, program.steps);
             keep(&mut found, &name, &session.read(&v.name)?);
         }
     } else {
