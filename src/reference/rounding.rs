@@ -16,6 +16,8 @@ const BITS_WITHOUT_TIES: u32 = 20;
 /// comparisons and repeated subexpressions stay consistent. Seeds `2k` and `2k + 1` round in opposite
 /// directions.
 ///
+/// Results that are declared f32 overflow to infinity where f32 does.
+///
 /// Results that are declared bf16 are rounded to bf16, to the nearest. If `bits` bits do not
 /// determine which neighbor is nearer, one of the two is chosen at random. An exact tie goes to the
 /// even neighbor, as on engines that compute it exactly; with 20 bits or fewer it goes to either.
@@ -65,10 +67,10 @@ impl StochasticRounding {
 
     /// Rounds a result of an element type.
     pub(crate) fn round_result(self, value: f64, dtype: DType) -> f64 {
-        if dtype == DType::Bf16 && self.bits > BF16_BITS {
-            self.round_to_bf16(value)
-        } else {
-            self.round(value)
+        match dtype {
+            DType::Bf16 if self.bits > BF16_BITS => self.round_to_bf16(value),
+            DType::F32 if value.abs() > f64::from(f32::MAX) => f64::INFINITY.copysign(value),
+            _ => self.round(value),
         }
     }
 
@@ -146,6 +148,14 @@ mod tests {
             let [low, high] = [0, 1].map(|i| StochasticRounding { bits: 24, seed: 2 * pair + i }.round(0.1));
             assert_eq!((low - high).abs(), 2f64.powi(-27), "{low}, {high}");
         }
+    }
+
+    #[test]
+    fn results_of_f32_overflow_where_f32_does() {
+        let rounding = StochasticRounding { bits: 24, seed: 0 };
+        assert_eq!(rounding.round_result(-1e39, DType::F32), f64::NEG_INFINITY);
+        assert_eq!(rounding.round_result(f64::from(f32::MAX), DType::F32), f64::from(f32::MAX));
+        assert!(rounding.round_result(1e39, DType::F64).is_finite());
     }
 
     #[test]

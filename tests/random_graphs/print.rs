@@ -27,7 +27,9 @@ pub(crate) fn print(program: &Program, failure: &Failure) -> String {
     line(include_str!("values.rs"));
     line("fn run(float: DType, options: SessionOptions) -> Result<Vec<(String, HostTensor)>> {");
     line("    let graph = Graph::new();");
-    line("    let (mut towers, mut costs, mut feeds) = (vec![], vec![], vec![]);");
+    line(
+        "    let (mut towers, mut costs, mut feeds) = (vec![], vec![], Vec::<(String, HostTensor)>::new());",
+    );
     line("    let [mut forward, mut first, mut second] = [const { Vec::<(String, Tensor)>::new() }; 3];");
     let count = program.towers.count;
     line(&format!("    for tower in 0..{count} {{"));
