@@ -20,6 +20,7 @@ pub mod autodiff;
 pub mod optim;
 pub mod tower;
 pub mod nn;
+pub mod distributed;
 pub mod runtime;
 pub mod logger;
 #[cfg(feature = "cli")]

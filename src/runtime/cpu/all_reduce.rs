@@ -5,6 +5,7 @@
 //! causes an error that names the all-reduce, not a hang. Towers report when they finish, so that
 //! the caller knows how long to wait for the last one.
 
+use crate::distributed::SumTree;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Condvar, Mutex, MutexGuard, spin_loop};
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,6 +23,7 @@ const GRACE: Duration = Duration::from_millis(100);
 pub(super) struct Communicator {
     /// The summand of each tower and the destination of its sum.
     parts: Vec<(AtomicPtr<u8>, AtomicPtr<u8>)>,
+    tree: SumTree,
     /// Number of completed barriers.
     met: AtomicU64,
     waiting: Mutex<usize>,
@@ -79,6 +81,7 @@ impl Communicator {
         let nowhere = || AtomicPtr::new(std::ptr::null_mut());
         Communicator {
             parts: (0..towers).map(|_| (nowhere(), nowhere())).collect(),
+            tree: SumTree::new(towers),
             met: AtomicU64::new(0),
             waiting: Mutex::new(0),
             all_here: Condvar::new(),
@@ -235,8 +238,8 @@ impl Communicator {
         }
     }
 
-    /// Writes the sum of all towers' `input` to every tower's `output`, element by element in the
-    /// order of the towers, so that all get the same bits.
+    /// Writes the sum of all towers' `input` to every tower's `output`, added in the order of
+    /// [`SumTree`], so that all get the same bits.
     ///
     /// # Safety
     /// `input` and `output` must be valid for `len` elements of `dtype` (f32 or f64), the same
@@ -274,29 +277,17 @@ impl Communicator {
     /// # Safety
     /// The range must be inside the elements of type `T` that all towers' pointers are valid for,
     /// and no other thread may access it.
-    unsafe fn add<T: Copy + std::ops::Add<Output = T>>(&self, mine: std::ops::Range<usize>) {
-        const TILE: usize = 1024;
-        let mut at = mine.start;
-        while at < mine.end {
-            let n = TILE.min(mine.end - at);
-            // SAFETY: guaranteed by the caller; an input and an output may be the same memory, since
-            // all parts of a tile are read before any is written.
-            unsafe {
-                let from =
-                    |p: &(AtomicPtr<u8>, AtomicPtr<u8>)| p.0.load(Ordering::Relaxed).cast::<T>().add(at);
-                let mut sum = [*from(&self.parts[0]); TILE];
-                std::ptr::copy_nonoverlapping(from(&self.parts[0]), sum.as_mut_ptr(), n);
-                for part in &self.parts[1..] {
-                    let part = from(part);
-                    sum.iter_mut().take(n).enumerate().for_each(|(i, s)| *s = *s + *part.add(i));
-                }
-                for part in &self.parts {
-                    let to = part.1.load(Ordering::Relaxed).cast::<T>().add(at);
-                    std::ptr::copy_nonoverlapping(sum.as_ptr(), to, n);
-                }
+    unsafe fn add<T: Copy + Default + std::ops::Add<Output = T>>(&self, mine: std::ops::Range<usize>) {
+        let at = |p: &AtomicPtr<u8>| p.load(Ordering::Relaxed).cast::<T>().wrapping_add(mine.start);
+        let write = |first: usize, sums: &[T]| {
+            for (_, output) in &self.parts {
+                // SAFETY: guaranteed by the caller.
+                unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), at(output).add(first), sums.len()) };
             }
-            at += n;
-        }
+        };
+        // SAFETY: guaranteed by the caller; an input and an output may be the same memory, since all
+        // inputs of a tile are read before its sums are written.
+        unsafe { self.tree.sum(mine.len(), |tower| at(&self.parts[tower].0).cast_const(), write) };
     }
 }
 
