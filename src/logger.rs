@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{IsTerminal, Write, stderr};
 use std::panic::{Location, PanicHookInfo};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tensorpack_tensor::{Error, ErrorKind, Result};
@@ -16,11 +17,17 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 struct Logger {
     file: Mutex<Option<File>>,
     terminal: bool,
+    /// The rank of this process, if it is not 0.
+    rank: AtomicUsize,
 }
 
 fn logger() -> &'static Logger {
     static LOGGER: OnceLock<Logger> = OnceLock::new();
-    LOGGER.get_or_init(|| Logger { file: Mutex::new(None), terminal: stderr().is_terminal() })
+    LOGGER.get_or_init(|| Logger {
+        file: Mutex::new(None),
+        terminal: stderr().is_terminal(),
+        rank: AtomicUsize::new(0),
+    })
 }
 
 /// Installs the logger, unless the program has installed another one. From then on `log.log` also
@@ -60,10 +67,20 @@ fn head(file: Option<&str>, line: u32) -> String {
     format!("[{} @{file}:{line}]", time_of_day(SystemTime::now()))
 }
 
-/// Also logs to `log.log` in this directory. Appends to an existing file.
+/// Tells the logger which of several processes this is. On all but rank 0, standard error gets only
+/// warnings and errors, each with the rank.
+pub(crate) fn set_rank(rank: usize) {
+    logger().rank.store(rank, Ordering::Relaxed);
+}
+
+/// Also logs to `log.log` in this directory; on rank N of several processes, to `log-rank-N.log`.
+/// Appends to an existing file.
 #[doc(alias = "set_logger_dir")]
 pub fn set_directory(dir: &Path) -> Result<()> {
-    let path = dir.join("log.log");
+    let path = match logger().rank.load(Ordering::Relaxed) {
+        0 => dir.join("log.log"),
+        rank => dir.join(format!("log-rank-{rank}.log")),
+    };
     let open = || {
         std::fs::create_dir_all(dir)?;
         File::options().create(true).append(true).open(&path)
@@ -99,13 +116,18 @@ impl Log for Logger {
         };
         let head = head(record.file(), record.line().unwrap_or(0));
         let rest = format!("{tag}{}", record.args());
+        self.write_to_file(&format!("{head} {rest}"));
+        let rank = self.rank.load(Ordering::Relaxed);
+        if rank > 0 && record.level() > Level::Warn {
+            return;
+        }
+        let rest = if rank > 0 { format!("rank {rank}: {rest}") } else { rest };
         // Training does not depend on its log: the terminal may be gone, and the disk full. `eprintln`
         // would panic.
         let _ = match self.terminal {
             true => writeln!(stderr(), "\x1b[{color}m{head}\x1b[0m {rest}"),
             false => writeln!(stderr(), "{head} {rest}"),
         };
-        self.write_to_file(&format!("{head} {rest}"));
     }
 
     fn flush(&self) {

@@ -15,6 +15,14 @@ pub trait Callback {
         short_type_name(std::any::type_name_of_val(self))
     }
 
+    /// Returns whether only rank 0 runs this callback when several processes train together, because
+    /// it prints, writes files or talks to other programs. Its `setup_graph` is called in all of
+    /// them, so that they have the same graph. Defaults to `false`: the callback runs everywhere,
+    /// and must do the same everywhere.
+    fn chief_only(&self) -> bool {
+        false
+    }
+
     /// Called while the graph can still change: creates tensors, declares fetches, builds inference
     /// towers.
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {

@@ -54,6 +54,10 @@ impl DumpTensorAsImage {
 }
 
 impl Callback for DumpTensorAsImage {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> String {
         format!("DumpTensorAsImage({})", self.name)
     }

@@ -59,6 +59,10 @@ impl EstimatedTimeLeft {
 }
 
 impl Callback for EstimatedTimeLeft {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn before_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
         self.since = Instant::now();
         Ok(())

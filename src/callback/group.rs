@@ -26,6 +26,11 @@ macro_rules! hooks {
 impl Callbacks {
     /// Adds a callback at the end. Of several progress bars only the first is kept, since they
     /// would draw over each other: the user's own one replaces the default, which comes later.
+    /// Removes the callbacks that only rank 0 runs.
+    pub(crate) fn remove_chief_only(&mut self) {
+        self.list.retain(|callback| !callback.chief_only());
+    }
+
     pub(crate) fn push(&mut self, callback: Box<dyn Callback>) {
         let is_bar = |c: &dyn Callback| c.name() == ProgressBar::NAME;
         if !is_bar(&*callback) || !self.list.iter().any(|c| is_bar(&**c)) {

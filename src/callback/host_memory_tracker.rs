@@ -23,6 +23,10 @@ fn free_gigabytes() -> Option<f64> {
 }
 
 impl Callback for HostMemoryTracker {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn before_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
         match free_gigabytes() {
             Some(gb) => log::info!("free memory before training: {gb:.2} GB"),

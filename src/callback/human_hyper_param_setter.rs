@@ -52,6 +52,10 @@ impl HumanHyperParamSetter {
 }
 
 impl Callback for HumanHyperParamSetter {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> String {
         self.setter.name("HumanHyperParamSetter")
     }

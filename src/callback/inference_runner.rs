@@ -172,7 +172,7 @@ impl Callback for InferenceRunner {
             // Operations that an inferencer adds belong to the tower.
             let wanted: Vec<Vec<Tensor>> = g
                 .graph()
-                .in_tower(i, false, || self.inferencers.iter_mut().map(tensors).collect::<Result<_>>())?;
+                .in_tower(i, None, || self.inferencers.iter_mut().map(tensors).collect::<Result<_>>())?;
             self.counts.push(wanted.iter().map(Vec::len).collect());
             let updates = tower.updates().iter().filter(|_| self.with_updates).map(Fetch::from);
             parts.push(Part {

@@ -81,4 +81,4 @@ pub use stat_monitor_param_setter::StatMonitorParamSetter;
 pub use tensor_printer::TensorPrinter;
 pub use throughput_tracker::ThroughputTracker;
 pub use train_state::Progress;
-pub(crate) use train_state::{SkippedSteps, TrainState};
+pub(crate) use train_state::{SaveRequest, SkippedSteps, TrainState};

@@ -76,6 +76,10 @@ fn tag(variable: &str, kind: Summary) -> String {
 }
 
 impl Callback for ParamSummary {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         let names: Vec<String> = g.variables().filter(|v| v.trainable).map(|v| v.name).collect();
         for (pattern, kinds) in &self.patterns {

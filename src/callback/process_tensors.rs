@@ -27,6 +27,10 @@ impl ProcessTensors {
 }
 
 impl Callback for ProcessTensors {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         for name in &self.names {
             let tensor = g.tensor(name)?;

@@ -52,6 +52,10 @@ fn trace(kernels: &[KernelTime]) -> Value {
 }
 
 impl Callback for Profiler {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         g.need_logdir("Profiler").map(|_| ())
     }

@@ -94,6 +94,10 @@ pub(super) fn clock(seconds: f64) -> String {
 }
 
 impl Callback for ProgressBar {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> String {
         ProgressBar::NAME.into()
     }

@@ -47,6 +47,11 @@ pub trait ProxyCallback {
         self.inner().name()
     }
 
+    /// Forwards [`Callback::chief_only`].
+    fn chief_only(&self) -> bool {
+        self.inner().chief_only()
+    }
+
     /// Forwards [`Callback::setup_graph`].
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         self.inner_mut().setup_graph(g)

@@ -92,6 +92,10 @@ fn kill(child: &mut Child) -> std::io::Result<()> {
 }
 
 impl Callback for SendStat {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let mut command = self.command.clone();
         for name in &self.names {

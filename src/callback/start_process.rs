@@ -56,6 +56,10 @@ fn terminate(child: &mut Child) -> std::io::Result<()> {
 }
 
 impl Callback for StartProcess {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn before_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut self.command, 0);

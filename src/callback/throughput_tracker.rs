@@ -36,6 +36,10 @@ impl ThroughputTracker {
 }
 
 impl Callback for ThroughputTracker {
+    fn chief_only(&self) -> bool {
+        true
+    }
+
     fn before_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         self.last_step = cx.global_step;
         Ok(())

@@ -3,11 +3,13 @@
 //! The main loop owns it and is the only one that moves the counters. Callbacks see it through their contexts.
 
 use super::position::Position;
+use crate::distributed::ProcessGroup;
 use crate::io::CheckpointStore;
 use crate::monitor::{Moment, Monitors};
 use crate::runtime::{Interrupt, Session};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
+use std::sync::Arc;
 use tensorpack_tensor::Site;
 
 /// How far training is.
@@ -70,6 +72,8 @@ pub(crate) struct TrainState {
     pub(crate) save_request: Option<SaveRequest>,
     /// Why training is to stop at the end of the current moment.
     pub(crate) stop_reason: Option<String>,
+    /// The processes that train together, if there are several.
+    pub(crate) group: Option<Arc<ProcessGroup>>,
     /// Whether the run continues from a checkpoint; false again once its first epoch has begun.
     pub(crate) resumed: bool,
 }
@@ -123,6 +127,7 @@ impl TrainState {
             interrupt: Interrupt::default(),
             save_request: None,
             stop_reason: None,
+            group: None,
             resumed: false,
         }
     }

@@ -1,6 +1,11 @@
-//! Training on several processes, on one machine or many: the group of processes, and the order in
-//! which they add up.
+//! Training on several processes, on one machine or many: the group of processes, the buckets they
+//! exchange, and the order in which they add up.
 
+mod bucket;
+mod mpi_thread;
+mod process_group;
 mod sum_tree;
 
-pub(crate) use sum_tree::{SumTree, subtrees};
+pub(crate) use bucket::Bucket;
+pub use process_group::{GroupOptions, ProcessGroup};
+pub(crate) use sum_tree::SumTree;

@@ -104,13 +104,7 @@ fn plan(first: usize, width: usize, total: usize, groups: &[Range<usize>], addit
 /// Returns the largest subtrees of the tree over `total` towers that lie in `towers`, in order. If
 /// `towers` is an aligned power of two, it is one subtree.
 pub(crate) fn subtrees(towers: Range<usize>, total: usize) -> Vec<Range<usize>> {
-    fn find(
-        first: usize,
-        width: usize,
-        total: usize,
-        towers: &Range<usize>,
-        found: &mut Vec<Range<usize>>,
-    ) {
+    fn find(first: usize, width: usize, total: usize, towers: &Range<usize>, found: &mut Vec<Range<usize>>) {
         let node = first..total.min(first.saturating_add(width));
         if node.is_empty() || node.end <= towers.start || towers.end <= node.start {
             return;
@@ -135,9 +129,13 @@ mod tests {
         let mut sums = vec![0.0; summands[0].len()];
         // SAFETY: all summands have the same length.
         unsafe {
-            tree.sum(sums.len(), |i| summands[i].as_ptr(), |at, tile| {
-                sums[at..at + tile.len()].copy_from_slice(tile);
-            });
+            tree.sum(
+                sums.len(),
+                |i| summands[i].as_ptr(),
+                |at, tile| {
+                    sums[at..at + tile.len()].copy_from_slice(tile);
+                },
+            );
         }
         sums
     }
@@ -155,7 +153,9 @@ mod tests {
 
     /// Numbers whose sum depends on the order.
     fn summand(tower: usize, len: usize) -> Vec<f32> {
-        (0..len).map(|i| ((tower * 7919 + i * 104_729) % 1000) as f32 * 1e-3 + 1.0 / (tower + 1) as f32).collect()
+        (0..len)
+            .map(|i| ((tower * 7919 + i * 104_729) % 1000) as f32 * 1e-3 + 1.0 / (tower + 1) as f32)
+            .collect()
     }
 
     #[test]
@@ -180,7 +180,11 @@ mod tests {
                     (0..towers / each).flat_map(|r| subtrees(r * each..(r + 1) * each, towers)).collect();
                 let partial: Vec<Vec<f32>> =
                     groups.iter().map(|g| sum(&SumTree::new(g.len()), &summands[g.clone()])).collect();
-                assert_eq!(sum(&SumTree::of_subtrees(groups), &partial), all, "{towers} towers, {each} a rank");
+                assert_eq!(
+                    sum(&SumTree::of_subtrees(groups), &partial),
+                    all,
+                    "{towers} towers, {each} a rank"
+                );
             }
         }
     }

@@ -15,6 +15,7 @@ pub struct Frozen {
     variables: Vec<VariableInfo>,
     collections: Collections,
     names: HashMap<String, TensorId>,
+    first_tower: usize,
     late: Arc<LateError>,
 }
 
@@ -40,6 +41,7 @@ impl Frozen {
             variables: b.variables,
             collections: b.collections,
             names: b.names,
+            first_tower: b.first_tower,
             late,
         }
     }
@@ -47,6 +49,11 @@ impl Frozen {
     /// Returns the identifier of the [`Graph`](super::Graph) this was frozen from.
     pub fn uid(&self) -> u64 {
         self.uid
+    }
+
+    /// Returns the index of the first tower of this graph among those of all processes.
+    pub fn first_tower(&self) -> usize {
+        self.first_tower
     }
 
     /// Returns all nodes; each reads only earlier ones.

@@ -47,6 +47,8 @@ pub(super) struct Building {
     /// Functions applied to updates before they reach their variables, outermost first.
     pub(super) gates: Vec<Gate>,
     pub(super) tower: usize,
+    /// The index of the first tower of this graph among those of all processes.
+    pub(super) first_tower: usize,
     error: Option<Error>,
     symbols: u32,
     /// Messages already logged, so that each is logged once.
@@ -74,6 +76,7 @@ impl Graph {
             variable_scope: Vec::new(),
             gates: Vec::new(),
             tower: 0,
+            first_tower: 0,
             error: None,
             symbols: 0,
             logged: HashSet::new(),

@@ -88,16 +88,26 @@ impl Graph {
         build()
     }
 
-    /// Runs `build` and assigns every new node to tower `index`, with the tower's name scope if
-    /// there are several.
-    pub(crate) fn in_tower<R>(&self, index: usize, several: bool, build: impl FnOnce() -> R) -> R {
+    /// Runs `build` and assigns every new node to tower `index` of this graph, in the name scope
+    /// `scope` if there is one.
+    pub(crate) fn in_tower<R>(&self, index: usize, scope: Option<&str>, build: impl FnOnce() -> R) -> R {
         let outer = self.building().map(|mut b| std::mem::replace(&mut b.tower, index));
         let _guard = OnDrop(|| {
             if let (Some(mut b), Some(tower)) = (self.building(), outer) {
                 b.tower = tower;
             }
         });
-        if several { self.scope(&format!("tower{index}"), false, true, build) } else { build() }
+        match scope {
+            Some(scope) => self.scope(scope, false, true, build),
+            None => build(),
+        }
+    }
+
+    /// Records that the towers before `first` are in the graphs of other processes.
+    pub(crate) fn set_first_tower(&self, first: usize) {
+        if let Some(mut b) = self.building() {
+            b.first_tower = first;
+        }
     }
 
     /// Returns the name scope that nodes are created in; empty at the root.

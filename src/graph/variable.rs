@@ -252,8 +252,9 @@ impl Graph {
         if sharing == Sharing::Numbered {
             full = b.free_variable_name(full);
         }
+        // In other processes, too, only the first tower's variable has the usual name.
         if let Some(tower) = spec.tower
-            && b.owner_of(&full).is_some_and(|owner| owner != tower)
+            && (b.owner_of(&full).is_some_and(|owner| owner != tower) || (b.first_tower > 0 && tower > 0))
         {
             full = format!("tower{tower}/{full}");
         }

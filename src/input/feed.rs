@@ -40,6 +40,10 @@ impl InputSource for FeedInput {
         self.0.state()
     }
 
+    fn checksum(&self, seed: u64) -> Result<Option<u32>> {
+        self.0.checksum(seed)
+    }
+
     fn cannot_resume(&self) -> Option<String> {
         self.0.cannot_resume()
     }

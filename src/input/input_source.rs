@@ -25,6 +25,13 @@ pub trait InputSource {
     /// prefetched). [`Value::Null`] if the source has no state.
     fn state(&self) -> Value;
 
+    /// Returns a checksum of some of the data, to tell whether another process has the same; `None`
+    /// if it cannot be read twice. Defaults to `None`.
+    fn checksum(&self, seed: u64) -> Result<Option<u32>> {
+        let _ = seed;
+        Ok(None)
+    }
+
     /// Returns the reason why a run with this input cannot be resumed exactly, if there is one.
     fn cannot_resume(&self) -> Option<String> {
         None
@@ -64,9 +71,21 @@ pub struct Start<'a> {
     pub interrupt: &'a Interrupt,
     /// Transfers batches to their devices ahead of time, if the devices benefit from it.
     pub staging: Option<&'a Staging>,
+    /// The towers of other processes, which take their own batches.
+    pub others: OtherTowers,
+}
+
+/// The towers of other processes. In every step each tower of the run takes a batch, in order; a
+/// process skips those of the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OtherTowers {
+    /// The number of towers before those of this process.
+    pub before: usize,
+    /// The number of towers after those of this process.
+    pub after: usize,
 }
 
 /// Returns the scope of the names of a tower's inputs.
 pub(super) fn scope(t: &TowerContext) -> String {
-    if t.total() > 1 { format!("tower{}", t.index()) } else { String::new() }
+    t.tower_scope().unwrap_or_default()
 }

@@ -16,7 +16,7 @@ pub(crate) use batch::no_batch;
 pub use batch_queue::batch_queue_input;
 pub use dummy::DummyConstantInput;
 pub use feed::FeedInput;
-pub use input_source::{InputSource, Start};
+pub use input_source::{InputSource, OtherTowers, Start};
 pub use queue::QueueInput;
 pub use remap::RemapInput;
 pub use tensor::TensorInput;

@@ -1,6 +1,6 @@
 //! A thread that reads a dataflow for the trainer, ahead of time or on demand.
 
-use super::{no_batch, stager};
+use super::{OtherTowers, no_batch, stager};
 use crate::runtime::{Interrupt, Staging};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +23,14 @@ pub(super) struct ReadAhead {
     pub(super) samples: usize,
     /// The number of bytes that are kept ready. It does not apply to the first two samples.
     pub(super) bytes: usize,
+}
+
+/// The samples of a step that this process takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Share {
+    pub(super) others: OtherTowers,
+    /// The number of towers of this process.
+    pub(super) towers: usize,
 }
 
 /// The samples that may exceed [`ReadAhead::bytes`]: with fewer, reading and computing would not
@@ -105,6 +113,7 @@ impl Prefetcher {
         seed: u64,
         at: State,
         ahead: ReadAhead,
+        share: Share,
         interrupt: &Interrupt,
     ) -> Result<Prefetcher> {
         let (send, samples) = sync_channel(ahead.samples.max(1));
@@ -113,13 +122,14 @@ impl Prefetcher {
         let (flow, from, filled) = (flow.clone(), at.clone(), queue.clone());
         let on_demand = ahead.samples == 0;
         let work = move || {
-            let mut epochs = Epochs::default();
+            let mut epochs = Epochs { share, ..Epochs::default() };
             let mut reader = None;
             // The next sample is expected to be as large as the last one.
             let mut bytes = 0;
             while filled.wait_for_room(bytes, ahead.bytes) && (!on_demand || requested.recv().is_ok()) {
                 // A user function may panic; report that like any other error.
-                let read = catch_unwind(AssertUnwindSafe(|| epochs.read(&flow, seed, &from, &mut reader)));
+                let read =
+                    catch_unwind(AssertUnwindSafe(|| epochs.read_share(&flow, seed, &from, &mut reader)));
                 let sample = read.unwrap_or_else(|panic| {
                     let text = panic.downcast_ref::<String>().cloned();
                     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
@@ -226,6 +236,9 @@ impl Drop for Prefetcher {
 /// Reads a dataflow epoch after epoch.
 #[derive(Default)]
 struct Epochs {
+    share: Share,
+    /// The number of samples of this step that were read for this process.
+    read: usize,
     /// Whether the last read returned the end of an epoch.
     at_end: bool,
     /// The position of the sample being read.
@@ -233,6 +246,32 @@ struct Epochs {
 }
 
 impl Epochs {
+    /// Reads the next sample of this process, and skips those of the others before it or, after the
+    /// last sample of the step, those after it.
+    fn read_share(
+        &mut self,
+        flow: &Flow,
+        seed: u64,
+        from: &State,
+        reader: &mut Option<Box<dyn Reader>>,
+    ) -> Result<(Sample, State)> {
+        let Share { others: OtherTowers { before, after }, towers } = self.share;
+        if self.read == 0 {
+            for _ in 0..before {
+                self.read(flow, seed, from, reader)?;
+            }
+        }
+        let (sample, mut state) = self.read(flow, seed, from, reader)?;
+        self.read += 1;
+        if self.read >= towers {
+            self.read = 0;
+            for _ in 0..after {
+                state = self.read(flow, seed, from, reader)?.1;
+            }
+        }
+        Ok((sample, state))
+    }
+
     fn read(
         &mut self,
         flow: &Flow,

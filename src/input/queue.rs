@@ -1,13 +1,13 @@
 //! Prefetched input from a dataflow.
 
 use super::batch::Feeds;
-use super::prefetch::{Prefetcher, ReadAhead};
+use super::prefetch::{Prefetcher, ReadAhead, Share};
 use super::{InputSource, Start, state};
 use crate::graph::{Tensor, TensorSpec};
 use crate::tower::TowerContext;
 use serde_json::Value;
 use std::sync::Arc;
-use tensorpack_dataflow::{DataFlow, Flow, Resume, State};
+use tensorpack_dataflow::{DataFlow, Flow, Resume, Seed, State};
 use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// An input source that prefetches batches from a dataflow on a background thread while the model
@@ -82,7 +82,8 @@ impl InputSource for QueueInput {
             _ => state::from_json(start.at)?,
         };
         self.taken = at.clone();
-        let prefetcher = Prefetcher::start(&self.flow, start.seed, at, self.ahead, start.interrupt)?;
+        let share = Share { others: start.others, towers: self.feeds.towers() };
+        let prefetcher = Prefetcher::start(&self.flow, start.seed, at, self.ahead, share, start.interrupt)?;
         // An on-demand source has nothing to transfer ahead of time.
         let staging = start.staging.filter(|_| self.ahead.samples > 0);
         self.prefetcher = Some(match staging {
@@ -109,6 +110,18 @@ impl InputSource for QueueInput {
 
     fn state(&self) -> Value {
         state::to_json(&self.taken)
+    }
+
+    fn checksum(&self, seed: u64) -> Result<Option<u32>> {
+        if self.flow.resume() == Resume::Never {
+            return Ok(None);
+        }
+        let first = self.flow.open(Seed::new(seed), &State::start())?.read()?;
+        let value = |crc: u32, value: &HostTensor| {
+            let about = format!("{}{:?}", value.dtype(), value.sizes());
+            crc32c::crc32c_append(crc32c::crc32c_append(crc, about.as_bytes()), value.as_bytes())
+        };
+        Ok(first.map(|sample| sample.iter().fold(0, value)))
     }
 
     fn cannot_resume(&self) -> Option<String> {

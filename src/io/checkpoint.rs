@@ -61,6 +61,7 @@ pub(super) type Files<'a> = Vec<(&'static str, Vec<Cow<'a, [u8]>>)>;
 const TENSORS: &str = "tensors.safetensors";
 const STATE: &str = "state.json";
 const MANIFEST: &str = "manifest.json";
+const STEP: &str = "global_step";
 /// The format version. Incremented when older programs cannot read the files of newer ones.
 const FORMAT: u64 = 1;
 /// The key of the state for the names of variables that only training needs.
@@ -177,6 +178,25 @@ impl Checkpoint {
             serde_json::from_reader(from).map_err(|e| Error::new(ErrorKind::Io, e.to_string()))
         })?;
         Ok(Checkpoint { global_step: manifest.global_step, tensors, state })
+    }
+
+    /// Returns the checkpoint as bytes, for another process.
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
+        let metadata = Metadata::from([
+            (STATE.into(), self.state.to_string()),
+            (STEP.into(), self.global_step.to_string()),
+        ]);
+        Ok(safetensors::encode(&self.tensors, &metadata)?.concat())
+    }
+
+    /// Returns the checkpoint of [`Checkpoint::to_bytes`].
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Checkpoint> {
+        let malformed = |what: &str| Error::new(ErrorKind::Io, format!("the checkpoint has no valid {what}"));
+        let (tensors, metadata) = safetensors::parse(&mut &bytes[..], bytes.len() as u64)?;
+        let text = |key: &str| metadata.get(key).map_or("", String::as_str);
+        let global_step = text(STEP).parse().map_err(|_| malformed(STEP))?;
+        let state = serde_json::from_str(text(STATE)).map_err(|_| malformed(STATE))?;
+        Ok(Checkpoint { global_step, tensors, state })
     }
 
     /// Returns the tensor `name`.

@@ -236,6 +236,8 @@ pub enum Kernel {
         key: String,
         /// This tower's summand, dense.
         input: View,
+        /// Whether only updates of variables use the sum: then it need not be there before them.
+        deferred: bool,
     },
     /// A custom kernel.
     Custom {

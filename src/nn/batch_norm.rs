@@ -224,7 +224,8 @@ impl BatchNorm {
         }
         // Sum the squares around the common mean: E[x^2] - E[x]^2 would lose digits.
         let counts_and_sums = [own_count.broadcast_like(&own_mean), &own_mean * &own_count];
-        let [count, sum] = all_reduce_pair(t, "sums", counts_and_sums);
+        let sums = t.all_reduce_sum("sums", &t.graph().stack(&counts_and_sums, 0));
+        let [count, sum] = halves(&sums);
         let mean = sum / &count;
         let own_square = own_variance + (own_mean - &mean).square();
         let variance = t.all_reduce_sum("squares", &(own_square * &own_count)) / &count;
@@ -244,8 +245,8 @@ impl BatchNorm {
         if t.total() == 1 {
             return self.update_running(t, running, statistics);
         }
-        let [mean, variance] =
-            all_reduce_pair(t, "average", statistics).map(|s| s * (1.0 / t.total() as f64));
+        let sums = t.deferred_sum("average", &t.graph().stack(&statistics, 0));
+        let [mean, variance] = halves(&sums).map(|s| s * (1.0 / t.total() as f64));
         self.update_running(t, running, [mean, variance]);
     }
 
@@ -263,11 +264,11 @@ impl BatchNorm {
     }
 }
 
-/// Sums two vectors over all towers in one all-reduce.
+/// Returns the two vectors that were stacked.
 #[track_caller]
-fn all_reduce_pair(t: &TowerContext, name: &str, parts: [Tensor; 2]) -> [Tensor; 2] {
-    let sums = t.all_reduce_sum(name, &t.graph().stack(&parts, 0)).cut(2, 0);
-    [sums[0].squeeze(0), sums[1].squeeze(0)]
+fn halves(stacked: &Tensor) -> [Tensor; 2] {
+    let parts = stacked.cut(2, 0);
+    [parts[0].squeeze(0), parts[1].squeeze(0)]
 }
 
 /// Returns the unbiased variance of `n` values, where `n` is at least 2.

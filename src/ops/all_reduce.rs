@@ -12,6 +12,8 @@ use tensorpack_tensor::{DType, Error, Result};
 struct AllReduce {
     key: String,
     towers: usize,
+    /// Whether only updates of variables use the sum, so that it may be late.
+    deferred: bool,
 }
 
 impl OpDef for AllReduce {
@@ -29,12 +31,12 @@ impl OpDef for AllReduce {
     /// Every tower's result depends on every tower's input, so the gradient is the sum of all
     /// towers' gradients.
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
-        Ok(vec![Some(cx.dy().all_reduce(format!("{}/grad", self.key), self.towers))])
+        Ok(vec![Some(cx.dy().all_reduce(format!("{}/grad", self.key), self.towers, false))])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
-        Ok(vec![if self.towers == 1 { x } else { cx.all_reduce(&self.key, &x) }])
+        Ok(vec![if self.towers == 1 { x } else { cx.all_reduce(&self.key, &x, self.deferred) }])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
@@ -61,11 +63,12 @@ impl OpDef for AllReduce {
 
 impl Tensor {
     /// Returns the sum over `towers` towers of the tensors they contribute under `key`. A sum of
-    /// bf16 tensors is computed in f32 and rounded once.
+    /// bf16 tensors is computed in f32 and rounded once. A `deferred` sum is for updates of
+    /// variables alone: other processes may contribute to it while the step goes on.
     #[track_caller]
-    pub(crate) fn all_reduce(&self, key: String, towers: usize) -> Tensor {
+    pub(crate) fn all_reduce(&self, key: String, towers: usize, deferred: bool) -> Tensor {
         let wide = if self.dtype() == DType::Bf16 { DType::F32 } else { self.dtype() };
-        Tensor::apply_one(AllReduce { key, towers }, &[&self.cast(wide)]).cast(self.dtype())
+        Tensor::apply_one(AllReduce { key, towers, deferred }, &[&self.cast(wide)]).cast(self.dtype())
     }
 }
 
@@ -76,6 +79,6 @@ mod tests {
     cases![
         // Sums over several towers are tested in tests/towers.rs; over one tower the result is the
         // input.
-        unary("AllReduce", Twice, Any, |x| x.all_reduce("sum".into(), 1)),
+        unary("AllReduce", Twice, Any, |x| x.all_reduce("sum".into(), 1, false)),
     ];
 }

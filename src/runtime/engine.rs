@@ -42,6 +42,12 @@ pub trait Engine: Send + Sync {
         false
     }
 
+    /// Whether its executors run all-reduces over several processes: see
+    /// [`SessionOptions::process_group`]. Defaults to `false`.
+    fn supports_process_groups(&self) -> bool {
+        false
+    }
+
     /// Whether its executors obey [`SessionOptions::stochastic_rounding`]. Defaults to `false`.
     fn rounds_stochastically(&self) -> bool {
         false

@@ -152,7 +152,7 @@ fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered>
         programs.push(Program::default());
     }
     tower_collectives::set_updated_elsewhere(&mut programs);
-    tower_collectives::number_random_elements(&mut programs);
+    tower_collectives::number_random_elements(&mut programs, graph.first_tower());
     let signature = Signature {
         feeds: request.feeds.iter().map(|(_, dtype, sizes)| (*dtype, &sizes[..])).collect(),
         variables: graph.variables().iter().map(|v| (v.dtype, &v.sizes[..])).collect(),

@@ -240,6 +240,7 @@ fn run(program: Program, fetches: &[(usize, usize)], fed: &[HostTensor], isa: Is
         profile: false,
         full_precision: false,
         dump_passes: false,
+        process_group: None,
     };
     let mut executable = cpu::compile(&options, lowered)?;
     let feeds: Vec<Feed<'_>> = fed.iter().collect();

@@ -5,6 +5,7 @@ use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Run
 use super::lowering::Source;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, KernelProgress, Staging, Turns};
+use crate::distributed::ProcessGroup;
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable, nearest_names};
 use crate::reference::StochasticRounding;
 use std::collections::BTreeMap;
@@ -47,6 +48,9 @@ pub struct SessionOptions {
     /// Whether results are bit-reproducible on accelerators, at some cost. On the CPU engine they
     /// always are.
     pub deterministic: bool,
+    /// The processes that run the same graph on their own towers. Defaults to none. A run with
+    /// all-reduces waits for the same run in all of them.
+    pub process_group: Option<Arc<ProcessGroup>>,
 }
 
 impl Default for SessionOptions {
@@ -64,6 +68,7 @@ impl Default for SessionOptions {
             dump_passes: false,
             stochastic_rounding: None,
             deterministic: false,
+            process_group: None,
         }
     }
 }
@@ -145,6 +150,10 @@ impl Session {
         if options.stochastic_rounding.is_some() && !engine.rounds_stochastically() {
             let why = format!("{} cannot round stochastically", options.device);
             return Err(Error::new(ErrorKind::Unsupported, why).note("use the device `reference`"));
+        }
+        if options.process_group.as_ref().is_some_and(|g| g.size() > 1) && !engine.supports_process_groups() {
+            let why = format!("{} cannot train together with other processes", options.device);
+            return Err(Error::new(ErrorKind::Unsupported, why).note("use thread teams: --devices cpu:0"));
         }
         options.stochastic_rounding.map_or(Ok(()), StochasticRounding::check)?;
         let turns = Turns::new(options.deadline);

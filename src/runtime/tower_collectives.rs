@@ -32,7 +32,7 @@ pub(super) fn check_all_reduces(towers: &[&[KernelNode]]) -> Result<()> {
 
 fn all_reduces(kernels: &[KernelNode]) -> Vec<AllReduce<'_>> {
     let found = kernels.iter().filter_map(|node| match &node.kernel {
-        Kernel::AllReduce { key, input } => Some((&key[..], input.dtype, &input.sizes[..], &node.origin)),
+        Kernel::AllReduce { key, input, .. } => Some((&key[..], input.dtype, &input.sizes[..], &node.origin)),
         _ => None,
     });
     found.collect()
@@ -41,7 +41,10 @@ fn all_reduces(kernels: &[KernelNode]) -> Vec<AllReduce<'_>> {
 /// Numbers the elements of random tensors across towers, so that several towers draw together what
 /// one would draw for all their examples. A tensor that was built outside of the towers is computed
 /// in the program of each tower that reads it, and is the same tensor in all of them.
-pub(super) fn number_random_elements(programs: &mut [Program]) {
+///
+/// The towers before `first_tower`, which are in other processes, draw as many elements each as the
+/// first one here.
+pub(super) fn number_random_elements(programs: &mut [Program], first_tower: usize) {
     let mut drawn: HashMap<String, usize> = HashMap::new();
     let mut first_of: HashMap<String, usize> = HashMap::new();
     for program in programs {
@@ -51,7 +54,8 @@ pub(super) fn number_random_elements(programs: &mut [Program]) {
             let node = &mut program.kernels[i];
             if let Kernel::Random { stream, first, continued: true } = &mut node.kernel {
                 *first = *first_of.entry(node.origin.name.clone()).or_insert_with(|| {
-                    let drawn = drawn.entry(stream.clone()).or_default();
+                    let drawn =
+                        drawn.entry(stream.clone()).or_insert_with(|| len.saturating_mul(first_tower));
                     let before = *drawn;
                     *drawn = drawn.saturating_add(len);
                     before

@@ -6,6 +6,7 @@ use crate::graph::{
 };
 use crate::optim::Ema;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::panic::Location;
 use std::rc::Rc;
 use tensorpack_tensor::{DType, Error, ErrorKind};
@@ -31,6 +32,8 @@ pub struct TowerContext {
     mode: Mode,
     index: usize,
     total: usize,
+    /// The indices of the towers in this graph; all others are in other processes.
+    here: Range<usize>,
     owns_variables: bool,
     sharing: Sharing,
     averaged: bool,
@@ -77,12 +80,28 @@ impl TowerContext {
             mode,
             index,
             total,
+            here: 0..total,
             owns_variables: index == 0,
             sharing,
             averaged: false,
             frozen: false,
             depth: 0,
             lines: Rc::default(),
+        }
+    }
+
+    /// Returns the context of training tower `index` of `total` in a graph that has the towers
+    /// `here`; all others are in other processes. The first tower of the graph creates the
+    /// variables.
+    pub(crate) fn in_process(graph: &Graph, index: usize, total: usize, here: Range<usize>) -> TowerContext {
+        graph.set_first_tower(here.start);
+        let owns_variables = index == here.start;
+        let sharing = if owns_variables { Sharing::Make } else { Sharing::Share };
+        TowerContext {
+            here,
+            owns_variables,
+            sharing,
+            ..TowerContext::new(graph, Mode::Training, index, total)
         }
     }
 
@@ -101,19 +120,30 @@ impl TowerContext {
         self.mode == Mode::Training
     }
 
-    /// Returns the index of the tower, starting at 0.
+    /// Returns the index of the tower among all towers of the run, starting at 0.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Returns the number of towers.
+    /// Returns the number of towers of the run, in all processes.
     pub fn total(&self) -> usize {
         self.total
     }
 
-    /// Returns whether this is training tower 0, the only one whose summaries and updates are used.
+    /// Returns whether this is the first training tower of the process, the only one whose
+    /// summaries and updates are used. Statistics are written for that of rank 0.
     pub fn is_main_training_tower(&self) -> bool {
-        self.is_training() && self.index == 0
+        self.is_training() && self.index == self.here.start
+    }
+
+    /// Returns whether this is tower `index` of the `towers` towers in its graph.
+    pub(crate) fn is_tower_of(&self, index: usize, towers: usize) -> bool {
+        (self.index, self.here.len()) == (self.here.start + index, towers)
+    }
+
+    /// Returns the name scope of the tower; `None` if there is only one.
+    pub(crate) fn tower_scope(&self) -> Option<String> {
+        (self.total > 1).then(|| format!("tower{}", self.index))
     }
 
     /// Returns whether this tower creates variables of its own.
@@ -126,26 +156,45 @@ impl TowerContext {
     /// several towers, their names start with the tower's.
     #[track_caller]
     pub fn build<R>(&self, tower_function: impl FnOnce(&TowerContext) -> R) -> R {
-        self.graph.in_tower(self.index, self.total > 1, || tower_function(self))
+        let scope = self.tower_scope();
+        self.graph.in_tower(self.index - self.here.start, scope.as_deref(), || tower_function(self))
     }
 
     /// Returns the sum of `x` over all towers. Every tower must make the same calls with the same
     /// names in the same order.
     #[track_caller]
     pub fn all_reduce_sum(&self, name: &str, x: &Tensor) -> Tensor {
-        x.all_reduce(self.graph.name_in_towers(name), self.total)
+        x.all_reduce(self.graph.name_in_towers(name), self.total, false)
+    }
+
+    /// Returns the sum of `x` over all towers, which only updates of variables use: it may be
+    /// computed while the step goes on.
+    #[track_caller]
+    pub(crate) fn deferred_sum(&self, name: &str, x: &Tensor) -> Tensor {
+        x.all_reduce(self.graph.name_in_towers(name), self.total, true)
     }
 
     /// Returns the mean of `x` over all towers. Every tower must make the same calls with the same
     /// names in the same order.
     #[track_caller]
     pub fn all_reduce_mean(&self, name: &str, x: &Tensor) -> Tensor {
+        self.mean_by(x, |x| self.all_reduce_sum(name, x))
+    }
+
+    /// [`deferred_sum`](TowerContext::deferred_sum), divided by the number of towers.
+    #[track_caller]
+    pub(crate) fn deferred_mean(&self, name: &str, x: &Tensor) -> Tensor {
+        self.mean_by(x, |x| self.deferred_sum(name, x))
+    }
+
+    #[track_caller]
+    fn mean_by(&self, x: &Tensor, sum: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
         if self.total == 1 {
             return x.clone();
         }
         // A mean of bf16 tensors is rounded once, not after the sum and again after the division.
         let wide = if x.dtype() == DType::Bf16 { DType::F32 } else { x.dtype() };
-        (self.all_reduce_sum(name, &x.cast(wide)) * (1.0 / self.total as f64)).cast(x.dtype())
+        (sum(&x.cast(wide)) * (1.0 / self.total as f64)).cast(x.dtype())
     }
 
     /// Runs `build` inside a scope: names of tensors and variables created there start with

@@ -61,9 +61,9 @@ impl TowerFunc {
     /// Builds a training tower on `inputs`.
     #[track_caller]
     pub fn train(&mut self, t: &TowerContext, inputs: &[Tensor]) -> Result<TowerHandle> {
-        let scope = if t.total() > 1 { format!("tower{}", t.index()) } else { String::new() };
+        let scope = t.tower_scope().unwrap_or_default();
         // The summaries of all towers are the same, so keep only those of the first.
-        let guarded: &[&str] = if t.index() == 0 { &[] } else { &[SUMMARIES, MOVING_SUMMARIES] };
+        let guarded: &[&str] = if t.is_main_training_tower() { &[] } else { &[SUMMARIES, MOVING_SUMMARIES] };
         self.call(t, scope, guarded, inputs, |t, build| t.build(build))
     }
 
@@ -106,7 +106,7 @@ impl TowerFunc {
         let mut towers = Vec::new();
         for i in 0..count {
             // The index is only for the engine, which gives each tower its own thread team.
-            towers.push(t.graph().in_tower(i, false, || self.infer_in(t, &name(i)))?);
+            towers.push(t.graph().in_tower(i, None, || self.infer_in(t, &name(i)))?);
         }
         Ok(towers)
     }

@@ -44,7 +44,7 @@ pub fn average_gradients(
         return Err(Error::argument("gradients cannot be averaged over no towers"));
     };
     for (index, (t, gradients)) in towers.iter().enumerate() {
-        if (t.index(), t.total()) != (index, towers.len()) || t.graph().uid() != first_tower.graph().uid() {
+        if !t.is_tower_of(index, towers.len()) || t.graph().uid() != first_tower.graph().uid() {
             let why = format!(
                 "entry {index} of {} is tower {} of {}: averaging takes all towers of one graph, in order",
                 towers.len(),
@@ -56,7 +56,12 @@ pub fn average_gradients(
         same_variables(first, gradients, index)?;
     }
     let averages = towers.into_iter().map(|(t, gradients)| {
-        t.build(|t| gradients.into_iter().map(|g| averaged(t, g)).collect::<Vec<Gradient>>())
+        // The gradients of the last layers are there first, and other processes can have them while
+        // the others are computed.
+        let last_first = gradients.into_iter().rev();
+        let mut averages = t.build(|t| last_first.map(|g| averaged(t, g)).collect::<Vec<Gradient>>());
+        averages.reverse();
+        averages
     });
     // Every tower builds the sums. All have the same results, and the update reads the first's.
     let averages: Vec<Vec<Gradient>> = averages.collect();
@@ -67,7 +72,7 @@ pub fn average_gradients(
 /// that created the variable.
 fn averaged(t: &TowerContext, g: Gradient) -> Gradient {
     let site = g.variable.id.and_then(|id| t.graph().variable_info(id)).map(|v| v.site);
-    let mean = || t.all_reduce_mean(&format!("average/{}", g.variable.name()), &g.value);
+    let mean = || t.deferred_mean(&format!("average/{}", g.variable.name()), &g.value);
     let value = site.map_or_else(mean, |site| t.graph().on_line(site, mean));
     g.with_value(value)
 }

@@ -2,10 +2,11 @@
 
 use super::average_gradients;
 use super::single_cost::Setup;
+use crate::distributed::ProcessGroup;
 use crate::graph::{Op, Tensor};
 use crate::optim::{apply_gradients, compute_gradients};
 use crate::runtime::{Device, device_mismatch};
-use crate::tower::{Mode, TowerContext};
+use crate::tower::TowerContext;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// The devices of the towers, one per tower.
@@ -80,14 +81,21 @@ pub(super) enum Weights {
     Examples,
 }
 
-/// Builds a step: the gradients averaged over all towers, and one update of the shared variables.
-pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: Weights) -> Result<Op> {
+/// Builds a step: the gradients averaged over all towers, in all processes of the group, and one
+/// update of the shared variables.
+pub(super) fn averaged_step(
+    setup: &mut Setup<'_>,
+    devices: &Devices,
+    weights: Weights,
+    group: Option<&ProcessGroup>,
+) -> Result<Op> {
     devices.check_and_log()?;
     let graph = setup.graph().clone();
-    let total = devices.count();
+    let (rank, size) = group.map_or((0, 1), |group| (group.rank(), group.size()));
+    let (here, total) = (rank * devices.count()..(rank + 1) * devices.count(), size * devices.count());
     let mut towers = Vec::new();
-    for index in 0..total {
-        let t = TowerContext::new(&graph, Mode::Training, index, total);
+    for index in here.clone() {
+        let t = TowerContext::in_process(&graph, index, total, here.clone());
         let cost = setup.tower(&t)?;
         let cost = match weights {
             Weights::Equal => cost,
@@ -96,7 +104,7 @@ pub(super) fn averaged_step(setup: &mut Setup<'_>, devices: &Devices, weights: W
         towers.push((t, compute_gradients(&cost)?));
     }
     let averages = average_gradients(towers)?;
-    let first = TowerContext::new(&graph, Mode::Training, 0, total);
+    let first = TowerContext::in_process(&graph, here.start, total, here);
     apply_gradients(&*setup.optimizer(&first), &graph, &averages)
 }
 

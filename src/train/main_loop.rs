@@ -1,6 +1,7 @@
 //! The only loop over epochs and steps.
 
 use super::batch_summary::BatchSummary;
+use super::ranks::Ranks;
 use super::resume::{self, HostState};
 use super::step::{Iteration, NanPolicy, StepCx, Times};
 use super::step_plan::StepPlan;
@@ -40,6 +41,8 @@ pub(super) struct MainLoop<'a> {
     pub(super) input: Option<Box<dyn InputSource>>,
     pub(super) iteration: &'a mut dyn Iteration,
     pub(super) nan_policy: NanPolicy,
+    /// The processes that train together, if there are several.
+    pub(super) ranks: Option<Ranks>,
     /// Logged with the first batch.
     pub(super) summary: Option<BatchSummary>,
     /// Applies gradients that are accumulated but not yet used, at the end of training.
@@ -94,6 +97,7 @@ impl MainLoop<'_> {
             // random numbers of the runs that follow.
             self.state.session.set_plain_runs(plain_runs)?;
         }
+        self.synchronize()?;
         self.commit()?;
         if self.state.resumed
             && !self.state.epoch_ended
@@ -161,7 +165,7 @@ impl MainLoop<'_> {
             None => None,
         };
         for step in first..steps {
-            if let Some(ended) = self.end_requested()? {
+            if let Some(ended) = self.before_step()? {
                 return Ok(Some(ended));
             }
             self.state.progress.local_step = step as i64;
@@ -189,6 +193,19 @@ impl MainLoop<'_> {
             state.session.run(&[flush], &[])?;
         }
         self.boundary(begun, times)
+    }
+
+    /// Returns how training ends, if it does before this step.
+    fn before_step(&mut self) -> Result<Option<Ended>> {
+        if let Some(ranks) = &mut self.ranks
+            && let Some(signal) = ranks.begin_step(self.state.progress.global_step + 1)?
+        {
+            log::warn!("received signal {signal}: saving, then exiting");
+            self.state.save_request.get_or_insert_default();
+            self.commit()?;
+            return Ok(Some(Ended::Interrupted(signal)));
+        }
+        self.end_requested()
     }
 
     fn step(&mut self, times: &mut Times) -> Result<StepOutcome> {
@@ -250,12 +267,21 @@ impl MainLoop<'_> {
             return self.end_by_signal(before).map(Some);
         }
         triggered?;
+        self.synchronize()?;
         self.state.session.discard_undo_log()?;
         self.state.epoch_ended = true;
         if self.state.stop_reason.is_none() {
             self.commit()?;
         }
         self.end_requested()
+    }
+
+    /// Makes all processes do what rank 0 decided outside of the steps.
+    fn synchronize(&mut self) -> Result<()> {
+        match &self.ranks {
+            Some(ranks) => ranks.synchronize(self.state),
+            None => Ok(()),
+        }
     }
 
     fn triggers(&mut self, begun: Instant, times: Times) -> Result<()> {

@@ -1,7 +1,8 @@
 //! Checkpointing and resuming a run: capture, restore, and the checks between.
 
+use super::ranks;
 use crate::callback::{Callbacks, Position, TrainState};
-use crate::input::{InputSource, Start};
+use crate::input::{InputSource, OtherTowers, Start};
 use crate::io::{Checkpoint, check_tag};
 use serde_json::{Map, Value, json};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -76,15 +77,21 @@ pub(super) fn write(
     changed: Vec<(String, HostTensor)>,
     tags: &[&str],
 ) -> Result<()> {
-    if state.store.is_none() {
+    let group = state.group.clone();
+    if state.store.is_none() && group.is_none() {
         return Ok(());
     }
-    let checkpoint = host.into_checkpoint(state, changed)?;
-    let Some(store) = &mut state.store else { return Ok(()) };
-    state.monitors.sync();
-    let folder = store.save(&checkpoint, tags)?;
-    log::info!("saved {}", folder.display());
-    Ok(())
+    let mut checkpoint = host.into_checkpoint(state, changed)?;
+    if let Some(group) = &group {
+        ranks::gather_local_variables(group, state, &mut checkpoint)?;
+    }
+    if let Some(store) = &mut state.store {
+        state.monitors.sync();
+        let folder = store.save(&checkpoint, tags)?;
+        log::info!("saved {}", folder.display());
+    }
+    // No rank goes on before the checkpoint is whole.
+    group.map_or(Ok(()), |group| ranks::after_save(&group, state))
 }
 
 /// Continues the run of a checkpoint.
@@ -151,12 +158,18 @@ fn another_run(state: &TrainState, why: String) -> Error {
 }
 
 /// Starts the input at the position of the run.
-pub(super) fn start_input(state: &TrainState, input: &mut dyn InputSource, saved: &Value) -> Result<()> {
+pub(super) fn start_input(
+    state: &TrainState,
+    input: &mut dyn InputSource,
+    saved: &Value,
+    others: OtherTowers,
+) -> Result<()> {
     if !saved.is_null()
         && let Some(why) = input.cannot_resume()
     {
         log::warn!("this run does not resume exactly: {why}");
     }
     let staging = state.session.staging()?;
-    input.start(Start { seed: state.seed, at: saved, interrupt: &state.interrupt, staging: staging.as_ref() })
+    let (seed, interrupt, staging) = (state.seed, &state.interrupt, staging.as_ref());
+    input.start(Start { seed, at: saved, interrupt, staging, others })
 }

@@ -231,6 +231,11 @@ impl RunConfig {
         })
     }
 
+    /// Returns the longest wait for another tower, also if settings contradict each other.
+    pub(super) fn session_options_deadline(&self) -> Duration {
+        self.deadline.unwrap_or(self.session.deadline)
+    }
+
     /// Checks the configuration before anything is built or written.
     pub(super) fn check(&self) -> Result<()> {
         if self.starting_epoch == 0 {

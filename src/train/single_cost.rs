@@ -1,11 +1,13 @@
 //! Trainers for models with one cost.
 
 use super::{Iteration, RunTrainOp, TowerTrainer, TrainConfig, Trained, Trainer};
+use crate::distributed::ProcessGroup;
 use crate::graph::{Fetch, Graph, Op, Tensor, TensorSpec};
 use crate::input::{FeedInput, InputSource, QueueInput};
 use crate::optim::Optimizer;
 use crate::runtime::Device;
 use crate::tower::{TowerContext, TowerFunc};
+use std::sync::Arc;
 use tensorpack_dataflow::Flow;
 use tensorpack_tensor::{Error, Result};
 
@@ -23,6 +25,12 @@ pub trait Strategy {
     /// Returns the number of towers. Defaults to 1.
     fn towers(&self) -> usize {
         1
+    }
+
+    /// Returns the processes that train together, once [`build`](Strategy::build) has joined them.
+    /// Defaults to `None`: this process alone.
+    fn process_group(&self) -> Option<Arc<ProcessGroup>> {
+        None
     }
 
     /// Returns the device of the session, if the trainer sets it.
@@ -174,7 +182,10 @@ impl SingleCostTrainer {
             Setup { graph: &graph, tower: &mut tower, input: &mut *input, optimizer: &get_optimizer };
         let step = Fetch::from(&strategy.build(&mut setup)?);
         let iteration = strategy.iteration(step.clone());
-        let trainer = Trainer::new(&graph).input(input).on_device(strategy.device());
+        let trainer = Trainer::new(&graph)
+            .input(input)
+            .on_device(strategy.device())
+            .with_group(strategy.process_group());
         Ok(TowerTrainer::new(trainer, tower, step, iteration, strategy.towers()))
     }
 }

@@ -50,7 +50,7 @@ macro_rules! sync_trainer {
         impl Strategy for $name {
             fn build(&self, setup: &mut Setup<'_>) -> Result<Op> {
                 $(self.devices.$log();)?
-                averaged_step(setup, &self.devices, self.weights)
+                averaged_step(setup, &self.devices, self.weights, None)
             }
 
             fn towers(&self) -> usize {

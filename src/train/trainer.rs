@@ -3,13 +3,15 @@
 use super::RunConfig;
 use super::batch_summary::BatchSummary;
 use super::main_loop::{Ended, MainLoop};
+use super::ranks::{self, Ranks};
 use super::resume;
 use super::signals::{self, Signals};
 use super::step::Iteration;
 use super::step_plan::StepPlan;
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, SkippedSteps, TrainState};
+use crate::distributed::ProcessGroup;
 use crate::graph::{FLUSH_OPS, Fetch, Graph, TensorSpec};
-use crate::input::{InputSource, no_batch};
+use crate::input::{InputSource, OtherTowers, no_batch};
 use crate::io::{Checkpoint, CheckpointStore, RealDisk, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
@@ -19,6 +21,7 @@ use crate::runtime::{Device, Interrupt, Session, SessionOptions};
 use crate::tower::{TowerFunc, Towers};
 use serde_json::{Map, Value, json};
 use std::path::Path;
+use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// A general trainer: a graph, callbacks, monitors, a session, and a loop over epochs and steps. An
@@ -33,6 +36,8 @@ pub struct Trainer {
     input: Option<Box<dyn InputSource>>,
     /// The device of the session, if the trainer and not the configuration sets it.
     device: Option<Device>,
+    /// The processes that train together, if there are several.
+    group: Option<Arc<ProcessGroup>>,
     callbacks: Callbacks,
 }
 
@@ -40,7 +45,7 @@ impl Trainer {
     /// Creates a trainer for a graph. The graph must be complete before training starts.
     pub fn new(graph: &Graph) -> Trainer {
         let callbacks = Callbacks::default();
-        Trainer { graph: graph.clone(), tower: None, input: None, device: None, callbacks }
+        Trainer { graph: graph.clone(), tower: None, input: None, device: None, group: None, callbacks }
     }
 
     /// Sets the tower function that built the model. Inference during training and predictors need
@@ -59,6 +64,11 @@ impl Trainer {
     /// Runs the session on this device, whatever the configuration says.
     pub(super) fn on_device(self, device: Option<Device>) -> Trainer {
         Trainer { device, ..self }
+    }
+
+    /// Trains together with the other processes of this group.
+    pub(super) fn with_group(self, group: Option<Arc<ProcessGroup>>) -> Trainer {
+        Trainer { group, ..self }
     }
 
     /// Returns the graph.
@@ -101,10 +111,20 @@ impl Trainer {
     pub fn train(self, config: RunConfig, mut iteration: impl Iteration) -> Result<Trained> {
         config.check()?;
         let (signals, interrupt) = Signals::install()?;
+        let group = self.group.clone();
         let ended = self.run(config, &interrupt, &mut iteration);
+        let ended = match &group {
+            Some(group) => ranks::finish(group, ended),
+            None => ended,
+        };
         drop(signals);
-        // Also if training has finished meanwhile: the signal was for the process.
-        if let Some(signal) = interrupt.signal() {
+        // Also if training has finished meanwhile: the signal was for the process. And if it was for
+        // another process of the group.
+        let of_another = match &ended {
+            Ok(Trained { ended: Ended::Interrupted(signal), .. }) => Some(*signal),
+            _ => None,
+        };
+        if let Some(signal) = interrupt.signal().or(of_another) {
             if let Err(e) = &ended {
                 log::error!("{e}");
             }
@@ -117,8 +137,13 @@ impl Trainer {
     /// Opens the log directory and runs training. The error that ends it is the end of `log.log`.
     fn run(self, config: RunConfig, interrupt: &Interrupt, iteration: &mut dyn Iteration) -> Result<Trained> {
         logger::init();
-        let lock = config.logdir.as_deref().map(open_directory).transpose()?;
-        let has_log_file = lock.is_some();
+        let is_chief = self.group.as_ref().is_none_or(|group| group.rank() == 0);
+        let lock = match config.logdir.as_deref() {
+            Some(dir) if is_chief => Some(open_directory(dir)?),
+            Some(dir) => logger::set_directory(dir).map(|()| None)?,
+            None => None,
+        };
+        let has_log_file = config.logdir.is_some();
         let ended = self.run_locked(config, interrupt, iteration, lock);
         // After a signal `train` logs the error.
         if let Err(e) = &ended
@@ -138,6 +163,15 @@ impl Trainer {
         lock: Option<RunLock>,
     ) -> Result<Trained> {
         let steps_per_epoch = self.steps_per_epoch(&config)?;
+        let is_chief = self.group.as_ref().is_none_or(|group| group.rank() == 0);
+        // A signal to one process ends all of them, at a step that they agree on.
+        let ranks =
+            self.group.clone().map(|group| Ranks::new(group, interrupt, config.session_options_deadline()));
+        let unset = Interrupt::new();
+        let interrupt = if ranks.is_some() { &unset } else { interrupt };
+        if !is_chief {
+            config.monitors = None;
+        }
         if config.fresh
             && let Some(lock) = &lock
         {
@@ -151,6 +185,10 @@ impl Trainer {
             Some(store) => store.latest()?,
             None => None,
         };
+        let saved = match &ranks {
+            Some(ranks) => ranks.share_checkpoint(saved)?,
+            None => saved,
+        };
         if let Some((folder, checkpoint)) = &saved {
             resume::restore(&mut state, checkpoint, &mut self.callbacks)?;
             let Progress { epoch_num, global_step, .. } = state.progress;
@@ -161,6 +199,9 @@ impl Trainer {
         } else if let Some(init) = &config.session_init {
             init.init(&state.session)?;
         }
+        if let Some(ranks) = &ranks {
+            ranks.check_same(&state, self.input.as_deref())?;
+        }
         let saved = saved.as_ref().map(|(_, c)| &c.state);
         let Progress { epoch_num, global_step, .. } = state.progress;
         state.monitors.start(
@@ -169,13 +210,15 @@ impl Trainer {
             Moment { epoch_num, global_step },
         );
         state.monitors.put_graph(state.session.graph());
+        let towers = self.tower_count();
         if let Some(input) = &mut self.input {
-            resume::start_input(&state, input.as_mut(), saved.map_or(&Value::Null, |s| &s["input"]))?;
+            let others = ranks.as_ref().map_or_else(OtherTowers::default, |ranks| ranks.other_towers(towers));
+            resume::start_input(&state, input.as_mut(), saved.map_or(&Value::Null, |s| &s["input"]), others)?;
         }
         let counts_in_graph = state.session.graph().variables().iter().any(|v| v.name == "global_step");
         let summary = BatchSummary {
-            towers: self.tower_count(),
-            groups: 1,
+            towers,
+            groups: self.group.as_ref().map_or(1, |group| group.size()),
             steps_per_epoch,
             pass: self.input.as_ref().and_then(|i| i.size()),
             same_pass: saved.is_some_and(|s| {
@@ -190,6 +233,7 @@ impl Trainer {
             input: self.input,
             iteration,
             nan_policy: config.nan,
+            ranks,
             summary: Some(summary),
             flush,
             counts_in_graph,
@@ -240,6 +284,9 @@ impl Trainer {
         })?;
         self.graph.first_error()?;
         self.callbacks.check_statistics()?;
+        if self.group.as_ref().is_some_and(|group| group.rank() > 0) {
+            self.callbacks.remove_chief_only();
+        }
         log::info!("{}", describe_trainables(&self.graph));
         Ok(StepPlan::new(declared, step_ops))
     }
@@ -257,7 +304,16 @@ impl Trainer {
 
     fn session_options(&self, config: &RunConfig) -> Result<SessionOptions> {
         let options = config.session_options()?;
-        Ok(SessionOptions { device: self.device.unwrap_or(options.device), ..options })
+        let threads = options
+            .threads
+            .or_else(|| self.group.as_ref().map(|group| ranks::threads(group, self.tower_count())));
+        let process_group = self.group.clone().or(options.process_group);
+        Ok(SessionOptions {
+            device: self.device.unwrap_or(options.device),
+            threads,
+            process_group,
+            ..options
+        })
     }
 
     /// Freezes the graph and creates the session.
@@ -286,7 +342,7 @@ impl Trainer {
         config.monitors.take().into_iter().flatten().for_each(|m| monitors.add_boxed(m));
         let settings = json!({
             "seed": seed,
-            "towers": self.tower_count(),
+            "towers": self.tower_count() * self.group.as_ref().map_or(1, |group| group.size()),
             "steps_per_epoch": steps_per_epoch,
             "batches_per_pass": self.input.as_ref().and_then(|i| i.size()),
             "max_epoch": config.max_epoch,
@@ -306,6 +362,7 @@ impl Trainer {
             interrupt: interrupt.clone(),
             save_request: None,
             stop_reason: None,
+            group: self.group.clone(),
             resumed: false,
         })
     }

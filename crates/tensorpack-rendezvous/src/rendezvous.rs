@@ -344,12 +344,12 @@ impl Rendezvous {
 
     /// Leaves the run: from here on, the end of this process is no failure. Rank 0 waits until all
     /// others have left, at most for `timeout`, because they need the coordinator.
-    pub fn leave(mut self, timeout: Duration) -> Result<()> {
+    pub fn leave(&self, timeout: Duration) -> Result<()> {
         let deadline = later(Instant::now(), timeout);
         let left = self.shared.request(deadline, true, |id| Request::Leave { id });
         self.shared.lock().closing = left.is_ok();
         left?;
-        match self.coordinator.take() {
+        match &self.coordinator {
             Some(coordinator) => {
                 coordinator.wait_for_all_to_leave(deadline.saturating_duration_since(Instant::now()))
             }

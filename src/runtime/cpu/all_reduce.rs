@@ -272,6 +272,32 @@ impl Communicator {
         self.barrier(tower, what)
     }
 
+    /// Divides `len` elements among the towers, and calls `add` with each tower's share and the
+    /// summands of all towers. No tower returns before all shares are done.
+    ///
+    /// # Safety
+    /// `input` must be valid for reading `len` elements, the same number in all towers; no other
+    /// thread may write them during the call.
+    pub(super) unsafe fn share(
+        &self,
+        tower: usize,
+        what: &str,
+        input: *const u8,
+        len: usize,
+        add: &dyn Fn(std::ops::Range<usize>, &dyn Fn(usize) -> *const u8),
+    ) -> Result<()> {
+        let towers = self.parts.len();
+        if towers == 1 {
+            add(0..len, &|_| input);
+            return Ok(());
+        }
+        self.parts[tower].0.store(input.cast_mut(), Ordering::Relaxed);
+        self.barrier(tower, what)?;
+        let summand = |tower: usize| self.parts[tower].0.load(Ordering::Relaxed).cast_const();
+        add(len * tower / towers..len * (tower + 1) / towers, &summand);
+        self.barrier(tower, what)
+    }
+
     /// Adds up a range of elements.
     ///
     /// # Safety

@@ -2,6 +2,7 @@
 
 use super::all_reduce::Communicator;
 use super::epilogue::CompiledEpilogue;
+use super::exchange::Exchange;
 use super::finite_checks::Checked;
 use super::kernel_selection::{self, ContractAttributes};
 use super::memory::padded;
@@ -13,7 +14,7 @@ use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, View};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tensorpack_kernels::{self as kernels, Bias, Block, Contract, Isa, Operand, Operands, Team};
-use tensorpack_tensor::{CounterRng, DType, Error, HostTensor, Result};
+use tensorpack_tensor::{CounterRng, DType, Error, ErrorKind, HostTensor, Result};
 
 /// A kernel with everything it needs to run.
 #[derive(Debug)]
@@ -43,6 +44,14 @@ pub(super) enum CompiledKernel {
         dtype: DType,
         len: usize,
         key: String,
+    },
+    /// The two halves of all-reduce `index` of an [`Exchange`].
+    AllReduceStart {
+        index: usize,
+        key: String,
+    },
+    AllReduceDone {
+        index: usize,
     },
     Custom {
         kernel: Arc<dyn CustomKernel>,
@@ -78,6 +87,13 @@ pub(super) struct Memory<'a> {
 pub(super) struct Participant<'a> {
     pub(super) communicator: &'a Communicator,
     pub(super) tower: usize,
+    /// The all-reduces of the program, if there are other processes.
+    pub(super) exchange: Option<&'a Exchange>,
+}
+
+/// The error of half an all-reduce in a program without exchanges.
+fn no_exchange() -> Error {
+    Error::new(ErrorKind::Engine, "this program was not compiled for several processes")
 }
 
 // SAFETY: the pointers are those that `TowerRun::resolve` has computed for this run: into memory
@@ -162,7 +178,7 @@ impl CompiledKernel {
                 let kernel = kernels::Random::new(out.len(), out.dtype);
                 CompiledKernel::Random { kernel, stream: stream.clone(), first: *first as u64 }
             }
-            Kernel::AllReduce { key, input } => {
+            Kernel::AllReduce { key, input, .. } => {
                 CompiledKernel::AllReduce { dtype: input.dtype, len: input.len(), key: key.clone() }
             }
             Kernel::Custom { kernel, inputs } => CompiledKernel::Custom {
@@ -198,6 +214,8 @@ impl CompiledKernel {
             CompiledKernel::Rows(k) => k.name(),
             CompiledKernel::Random { .. } => "random",
             CompiledKernel::AllReduce { .. } => "all-reduce",
+            CompiledKernel::AllReduceStart { .. } => "all-reduce-start",
+            CompiledKernel::AllReduceDone { .. } => "all-reduce-done",
             CompiledKernel::Custom { .. } => "custom",
         }
     }
@@ -355,10 +373,23 @@ impl CompiledKernel {
                 unsafe { m.check_all() };
             }
             CompiledKernel::AllReduce { dtype, len, key } => {
-                let Participant { communicator, tower } = m.participant;
+                let Participant { communicator, tower, .. } = m.participant;
                 // SAFETY: as promised by the caller; `check_all_reduces` in `engine.rs` has checked
                 // that this all-reduce has the same type and size in all towers.
                 unsafe { communicator.all_reduce(tower, key, *dtype, read(0), write(0), *len)? };
+                // SAFETY: the output is complete.
+                unsafe { m.check_all() };
+            }
+            CompiledKernel::AllReduceStart { index, key } => {
+                let Participant { communicator, tower, exchange } = m.participant;
+                // SAFETY: as for `AllReduce`.
+                unsafe {
+                    exchange.ok_or_else(no_exchange)?.start(*index, communicator, tower, key, read(0))?
+                };
+            }
+            CompiledKernel::AllReduceDone { index } => {
+                // SAFETY: as promised by the caller: the output has the length of the all-reduce.
+                unsafe { m.participant.exchange.ok_or_else(no_exchange)?.done(*index, write(0))? };
                 // SAFETY: the output is complete.
                 unsafe { m.check_all() };
             }

@@ -35,6 +35,10 @@ impl Engine for CpuEngine {
         true
     }
 
+    fn supports_process_groups(&self) -> bool {
+        true
+    }
+
     fn check_towers(&self, devices: &[Device]) -> Result<()> {
         match devices.iter().enumerate().find(|(i, device)| devices[..*i].contains(device)) {
             Some((_, device)) => Err(Error::argument(format!(
@@ -57,6 +61,7 @@ impl Engine for CpuEngine {
             profile: options.profile,
             full_precision: options.full_precision,
             dump_passes: options.dump_passes,
+            process_group: options.process_group.clone(),
         };
         Ok(cpu_executor(&options, turns))
     }

@@ -5,14 +5,15 @@
 //! update them.
 
 use super::all_reduce::Communicator;
-use super::compiled_kernel::CompiledKernel;
-use super::compiled_kernel::Participant;
+use super::compiled_kernel::{CompiledKernel, Participant};
+use super::exchange::{Exchange, Split};
 use super::pipeline::{self, Compilation, Mode, PassCx};
 use super::plan::Plan;
 use super::shared_variables::SharedVariables;
 use super::tower_run::{Phase, TowerCx, TowerMemory, TowerRun};
 use super::tower_thread::{TowerThread, WatchedProgram};
 use super::variables::Variables;
+use crate::distributed::ProcessGroup;
 use crate::graph::VariableInfo;
 use crate::kir::{Kernel, KernelNode, Origin, Program};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
@@ -42,6 +43,8 @@ pub struct CpuOptions {
     pub full_precision: bool,
     /// Whether plan texts start with the program after each compiler pass.
     pub dump_passes: bool,
+    /// The processes that run the same program on their own towers.
+    pub process_group: Option<Arc<ProcessGroup>>,
 }
 
 /// Creates a CPU engine. `turns` orders the access to its variables.
@@ -160,8 +163,22 @@ impl Engine {
             .map(|program| self.run_passes(program, mode, &mut shared, &mut variables))
             .collect::<Result<Vec<_>>>()?;
         check_all_reduces(&compiled)?;
-        let program = self.ready(compiled, fetches, &mut shared, &variables)?;
-        Ok(CpuProgram { feeds, ..program })
+        let (exchange, splits) = self.exchange(&compiled, mode)?.unzip();
+        let splits = splits.unwrap_or_else(|| vec![Vec::new(); compiled.len()]);
+        let program = self.ready(compiled, splits, fetches, &mut shared, &variables)?;
+        Ok(CpuProgram { feeds, exchange, ..program })
+    }
+
+    /// Prepares the all-reduces over several processes, if there are any.
+    fn exchange(
+        &self,
+        compiled: &[(Compilation, String)],
+        mode: Mode,
+    ) -> Result<Option<(Exchange, Vec<Vec<Split>>)>> {
+        let Some(group) = &self.options.process_group else { return Ok(None) };
+        let towers: Vec<&Compilation> = compiled.iter().map(|(compilation, _)| compilation).collect();
+        // A search for a bad value looks at every sum.
+        Exchange::new(&towers, group, self.options.deadline, mode != Mode::Inspect)
     }
 
     /// Runs the pipeline on one tower's program.
@@ -188,7 +205,8 @@ impl Engine {
     ) -> Result<Vec<HostTensor>> {
         let fetches = (0..program.fetches.len()).map(|i| (0, i)).collect();
         let compilation = Compilation::new(program, self.options.full_precision);
-        let ready = self.ready(vec![(compilation, String::new())], fetches, shared, variables)?;
+        let compiled = vec![(compilation, String::new())];
+        let ready = self.ready(compiled, vec![Vec::new()], fetches, shared, variables)?;
         let (mut values, run) = (Vec::new(), RunInfo { seed: 0, draw: 0 });
         ready.resolve(shared, variables, &[]);
         ready.finish(shared, variables, &run, &AtomicBool::new(true), &[], &mut values)?;
@@ -217,13 +235,15 @@ impl Engine {
     fn ready(
         &self,
         compiled: Vec<(Compilation, String)>,
+        splits: Vec<Vec<Split>>,
         fetches: Vec<(usize, usize)>,
         shared: &mut Shared,
         variables: &Variables,
     ) -> Result<CpuProgram> {
         let plans = compiled
             .into_iter()
-            .map(|(compilation, passes)| Plan::new(compilation, variables, passes))
+            .zip(splits)
+            .map(|((compilation, passes), splits)| Plan::new(compilation, variables, passes, &splits))
             .collect::<Result<Vec<Plan>>>()?;
         self.teams(shared, plans.len())?;
         shared.memories.resize_with(plans.len().max(shared.memories.len()), TowerMemory::default);
@@ -245,6 +265,7 @@ impl Engine {
             shared: self.shared.clone(),
             variables: self.variables.clone(),
             at: self.fork.as_ref().map(|fork| fork.at.clone()),
+            exchange: None,
         })
     }
 
@@ -362,6 +383,8 @@ pub(super) struct CpuProgram {
     variables: SharedVariables,
     /// Reports the kernel that is running, if it is watched.
     at: Option<KernelProgress>,
+    /// The all-reduces over several processes.
+    exchange: Option<Exchange>,
 }
 
 impl CpuProgram {
@@ -395,7 +418,7 @@ impl CpuProgram {
         leaders.run_on_every_member(&|i| {
             let mut running = communicator.enter(i);
             let mut team = own(&teams[i]);
-            let participant = Participant { communicator, tower: i };
+            let participant = Participant { communicator, tower: i, exchange: self.exchange.as_ref() };
             let mut cx =
                 TowerCx { team: &mut team, memory: &memories[i], isa, participant, at: self.at.as_ref() };
             match catch_unwind(AssertUnwindSafe(|| job(&mut own(&self.towers[i]), &mut cx))) {
@@ -494,7 +517,13 @@ impl CpuProgram {
         outputs: &mut Vec<HostTensor>,
     ) -> Result<Outcome> {
         self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Compute, &[]))?;
-        if !finite.load(Ordering::Relaxed) || !self.will_be_finite(shared, variables, run, finite, feeds)? {
+        let mut is_finite =
+            finite.load(Ordering::Relaxed) && self.will_be_finite(shared, variables, run, finite, feeds)?;
+        if let Some(exchange) = &self.exchange {
+            // All processes update, or none.
+            is_finite = exchange.all_say(is_finite)?;
+        }
+        if !is_finite {
             return Ok(Outcome::NotFinite);
         }
         self.fetch(shared, variables, feeds, outputs)?;
@@ -654,6 +683,7 @@ mod tests {
             profile: false,
             full_precision: false,
             dump_passes: false,
+            process_group: None,
         };
         let mut wrong = BTreeSet::new();
         for (model, build) in models {

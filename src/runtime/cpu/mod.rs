@@ -23,6 +23,7 @@ mod placement;
 mod finite_checks;
 mod kernel_selection;
 mod all_reduce;
+mod exchange;
 mod epilogue;
 mod row_kernel;
 mod compiled_kernel;

@@ -176,7 +176,7 @@ impl Packs {
 
 /// Returns the first and last use of every temporary that something needs. Fetches are taken after
 /// the last kernel, and the commit follows them.
-fn lifetimes(compilation: &Compilation) -> HashMap<BufferId, Lifetime> {
+pub(super) fn lifetimes(compilation: &Compilation) -> HashMap<BufferId, Lifetime> {
     let Compilation { program, commit, .. } = compilation;
     let fetch_time = program.kernels.len();
     let commit_time = fetch_time + 1;

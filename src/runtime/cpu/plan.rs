@@ -6,6 +6,7 @@
 use super::compiled_kernel::CompiledKernel;
 use super::describe::describe;
 use super::emit::Emitter;
+use super::exchange::Split;
 use super::finite_checks::{Checked, Copied, FiniteChecks};
 use super::memory::padded;
 use super::overflow::Proof;
@@ -69,8 +70,13 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Places all buffers of a compiled program and emits its steps. `passes` is the dump of the
-    /// pipeline; it is empty if there is none.
-    pub(super) fn new(compilation: Compilation, variables: &Variables, passes: String) -> Result<Plan> {
+    /// pipeline; it is empty if there is none. `splits` are the all-reduces over several processes.
+    pub(super) fn new(
+        compilation: Compilation,
+        variables: &Variables,
+        passes: String,
+        splits: &[Split],
+    ) -> Result<Plan> {
         let program = &compilation.program;
         let nodes = program.kernels.iter();
         let kernels: Vec<CompiledKernel> =
@@ -81,11 +87,11 @@ impl Plan {
         let checks = FiniteChecks::new(&compilation);
         let emitter =
             Emitter { compilation: &compilation, variables, placement: &placement, checks: &checks };
-        let steps = emitter.steps(kernels);
+        let (steps, commit_from) = split_all_reduces(emitter.steps(kernels), program.kernels.len(), splits);
         let fetch = |v| FetchAt { loc: placement.view(v), dtype: v.dtype, sizes: v.sizes.clone() };
         Ok(Plan {
             live_from: compilation.live_from,
-            commit_from: program.kernels.len(),
+            commit_from,
             proofs: checks.proofs(),
             copied: checks.copied(),
             assigns_infinity: checks.assigns_infinity(),
@@ -117,4 +123,60 @@ impl Plan {
     pub(super) fn text(&self) -> String {
         format!("{}arena {} bytes, live at once {} bytes\n", self.text, self.arena_bytes, self.live_bytes)
     }
+}
+
+/// Replaces all-reduces by their two halves. Returns the steps, and where the commit begins.
+fn split_all_reduces(steps: Vec<Step>, commit_from: usize, splits: &[Split]) -> (Vec<Step>, usize) {
+    if splits.is_empty() {
+        return (steps, commit_from);
+    }
+    let halves: Vec<(Step, Step)> =
+        splits.iter().enumerate().map(|(index, split)| halves(&steps[split.kernel], index)).collect();
+    let (mut starts, mut dones): (Vec<_>, Vec<_>) =
+        halves.into_iter().map(|(start, done)| (Some(start), Some(done))).unzip();
+    let (mut placed, mut new_commit_from) = (Vec::new(), 0);
+    let mut steps = steps.into_iter();
+    for i in 0..=commit_from {
+        placed.extend(
+            splits.iter().zip(&mut starts).filter(|(s, _)| s.start == i).filter_map(|(_, s)| s.take()),
+        );
+        let done_here = splits.iter().zip(&mut dones).filter(|(s, _)| s.done == Some(i));
+        placed.extend(done_here.filter_map(|(_, done)| done.take()));
+        new_commit_from = placed.len();
+        if i < commit_from {
+            let step = steps.next();
+            placed.extend(step.filter(|_| !splits.iter().any(|s| s.kernel == i)));
+        }
+    }
+    placed.extend(steps);
+    (placed, new_commit_from)
+}
+
+/// Returns the two halves of an all-reduce.
+fn halves(step: &Step, index: usize) -> (Step, Step) {
+    let key = match &step.kernel {
+        CompiledKernel::AllReduce { key, .. } => key.clone(),
+        other => other.name().to_owned(),
+    };
+    let start = Step {
+        kernel: CompiledKernel::AllReduceStart { index, key },
+        reads: step.reads.clone(),
+        writes: Vec::new(),
+        outputs: Vec::new(),
+        checked: Vec::new(),
+        shared: None,
+        origin: step.origin.clone(),
+        bytes: step.bytes / 2.0,
+    };
+    let done = Step {
+        kernel: CompiledKernel::AllReduceDone { index },
+        reads: Vec::new(),
+        writes: step.writes.clone(),
+        outputs: step.outputs.clone(),
+        checked: step.checked.clone(),
+        shared: None,
+        origin: step.origin.clone(),
+        bytes: step.bytes / 2.0,
+    };
+    (start, done)
 }

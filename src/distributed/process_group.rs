@@ -1,0 +1,312 @@
+//! The processes that train together.
+
+use super::mpi_thread::{MpiThread, deadline};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+use tensorpack_mpi::{Buffer, World};
+use tensorpack_rendezvous::{Coordinator, Launch, LaunchOptions, Options, Rendezvous, Token, bind_address};
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// How long an error of MPI waits for the control plane to name the rank that caused it.
+const NAMING_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest message of a broadcast; MPI counts bytes in 32 bits.
+const MAX_MESSAGE: usize = 1 << 30;
+
+/// The processes that train together, one of which is this one: its rank. A launcher such as
+/// `tensorpack launch`, `mpirun` or `srun` starts them.
+///
+/// Two channels connect them. MPI moves tensors; a control plane, a TCP server on rank 0, carries
+/// small values and heartbeats, and tells all ranks which one has failed and where. Once a rank has
+/// failed, every call returns that error, of kind [`ErrorKind::Peer`].
+#[doc(alias = "Horovod")]
+#[doc(alias = "world")]
+pub struct ProcessGroup {
+    rendezvous: Rendezvous,
+    mpi: Option<&'static MpiThread>,
+    /// Nanoseconds that towers waited for sums.
+    exposed: AtomicU64,
+    gathers: AtomicU64,
+}
+
+/// How a process joins the others.
+#[derive(Clone, Debug)]
+pub struct GroupOptions {
+    /// The time after which a rank that is silent has failed. Defaults to 10 s.
+    pub peer_timeout: Duration,
+    /// Whether tensors are moved by MPI. Accelerators have their own collectives. Defaults to
+    /// `true`.
+    pub mpi: bool,
+}
+
+impl Default for GroupOptions {
+    fn default() -> GroupOptions {
+        GroupOptions { peer_timeout: Duration::from_secs(10), mpi: true }
+    }
+}
+
+impl ProcessGroup {
+    /// Joins the processes that a launcher started together with this one, and waits for all of
+    /// them. Without a launcher the process is alone.
+    pub fn join(options: &GroupOptions) -> Result<Arc<ProcessGroup>> {
+        let launch = Launch::detect(&LaunchOptions::default())?;
+        let settings =
+            Options::new().peer_timeout(options.peer_timeout).on_warning(|warning| log::warn!("{warning}"));
+        let mpi = match options.mpi && launch.size > 1 {
+            true => Some(MpiThread::get()?),
+            false => None,
+        };
+        if let Some(mpi) = mpi {
+            check_ranks(&launch, mpi)?;
+        }
+        let rendezvous = match (mpi, &launch.coordinator) {
+            (Some(mpi), None) => meet_over_mpi(&launch, mpi, &settings)?,
+            (_, None) if launch.size == 1 => Rendezvous::start(&launch, None, &Token::random(), &settings)?,
+            _ => Rendezvous::start(&launch, None, &Token::from_env()?, &settings)?,
+        };
+        let (rank, size) = (launch.rank, launch.size);
+        let over = mpi.map_or_else(String::new, |mpi| format!(", {}", mpi.version));
+        log::info!("rank {rank} of {size} on {}{over}", rendezvous.hosts()[rank as usize]);
+        let (exposed, gathers) = Default::default();
+        Ok(Arc::new(ProcessGroup { rendezvous, mpi, exposed, gathers }))
+    }
+
+    /// Returns the rank of this process.
+    pub fn rank(&self) -> usize {
+        self.rendezvous.rank() as usize
+    }
+
+    /// Returns the number of processes.
+    #[doc(alias = "world_size")]
+    pub fn size(&self) -> usize {
+        self.rendezvous.size() as usize
+    }
+
+    /// Returns the number of processes on this host.
+    pub fn local_size(&self) -> usize {
+        let hosts = self.rendezvous.hosts();
+        hosts.iter().filter(|host| **host == hosts[self.rank()]).count()
+    }
+
+    /// Returns the control plane.
+    pub fn rendezvous(&self) -> &Rendezvous {
+        &self.rendezvous
+    }
+
+    /// Returns how long towers have waited for other ranks since the group was joined.
+    pub fn exposed_communication(&self) -> Duration {
+        Duration::from_nanos(self.exposed.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn add_exposed(&self, waited: Duration) {
+        self.exposed.fetch_add(waited.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Runs a job on the communication thread. The job gets the world, or an error if an earlier one
+    /// has failed, the instant at which it must be done, and a check that fails when another rank
+    /// has. Its own error ends the use of MPI.
+    pub(super) fn submit(
+        self: &Arc<ProcessGroup>,
+        timeout: Duration,
+        job: impl FnOnce(Result<&World>, Instant, &dyn Fn() -> Result<()>) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let mpi = self
+            .mpi
+            .ok_or_else(|| Error::new(ErrorKind::Unsupported, "these processes were not connected by MPI"))?;
+        let group = self.clone();
+        mpi.submit(move |world| {
+            let check = || group.rendezvous.check();
+            job(world, deadline(timeout), &check).map_err(|e| group.explain(e))
+        })
+    }
+
+    /// Runs a job on the communication thread and waits for its result.
+    fn run<R: Send + 'static>(
+        self: &Arc<ProcessGroup>,
+        timeout: Duration,
+        job: impl FnOnce(&World, Instant, &dyn Fn() -> Result<()>) -> Result<R> + Send + 'static,
+    ) -> Result<R> {
+        let (answer, answered) = sync_channel(1);
+        self.submit(timeout, move |world, deadline, check| {
+            let done = world.and_then(|world| job(world, deadline, check));
+            let failed = done.as_ref().err().cloned();
+            // The caller waits for it.
+            let _ = answer.send(done);
+            failed.map_or(Ok(()), Err)
+        })?;
+        let gone = |_| Error::new(ErrorKind::Engine, "the communication thread is gone");
+        answered.recv().map_err(gone)?.map_err(|e| self.explain(e))
+    }
+
+    /// Returns the same number of bytes of every rank, in order of ranks.
+    pub(crate) fn all_gather(
+        self: &Arc<ProcessGroup>,
+        own: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<Vec<u8>>> {
+        if self.size() == 1 {
+            return Ok(vec![own.to_vec()]);
+        }
+        let (send, receive) = (Buffer::from(own), Buffer::zeroed(own.len() * self.size()));
+        let each = own.len();
+        let gathered = self.run(timeout, move |world, deadline, check| {
+            Ok(world.all_gather(send, receive)?.wait(deadline, check)?.receive)
+        })?;
+        Ok((0..self.size()).map(|rank| gathered[rank * each..(rank + 1) * each].to_vec()).collect())
+    }
+
+    /// Returns the bytes of every rank, in order of ranks.
+    pub(crate) fn gather_all(
+        self: &Arc<ProcessGroup>,
+        own: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<Vec<u8>>> {
+        let lengths = self.all_gather(&(own.len() as u64).to_le_bytes(), timeout)?;
+        let length = |bytes: &Vec<u8>| bytes[..].try_into().map_or(0, u64::from_le_bytes) as usize;
+        let longest = lengths.iter().map(length).max().unwrap_or(0);
+        let mut padded = own.to_vec();
+        padded.resize(longest, 0);
+        let gathered = self.all_gather(&padded, timeout)?;
+        let cut = |(mut bytes, len): (Vec<u8>, &Vec<u8>)| {
+            bytes.truncate(length(len));
+            bytes
+        };
+        Ok(gathered.into_iter().zip(&lengths).map(cut).collect())
+    }
+
+    /// Returns the bytes of rank 0. Other ranks pass anything.
+    pub(crate) fn broadcast(self: &Arc<ProcessGroup>, own: Vec<u8>, timeout: Duration) -> Result<Vec<u8>> {
+        if self.size() == 1 {
+            return Ok(own);
+        }
+        let lengths = self.all_gather(&(own.len() as u64).to_le_bytes(), timeout)?;
+        let len = lengths[0][..].try_into().map_or(0, u64::from_le_bytes) as usize;
+        let mut bytes = if self.rank() == 0 { own } else { vec![0; len] };
+        for chunk in bytes.chunks_mut(MAX_MESSAGE) {
+            let buffer = Buffer::from(&*chunk);
+            let received = self.run(timeout, move |world, deadline, check| {
+                Ok(world.broadcast(0, buffer)?.wait(deadline, check)?.receive)
+            })?;
+            chunk.copy_from_slice(&received);
+        }
+        Ok(bytes)
+    }
+
+    /// Waits for all ranks, through the control plane.
+    pub(crate) fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
+        let count = self.gathers.fetch_add(1, Ordering::Relaxed);
+        self.rendezvous.barrier(&format!("{name}/{count}"), timeout)
+    }
+
+    /// Names the rank that caused an error of MPI, if the control plane knows it.
+    fn explain(&self, e: Error) -> Error {
+        if e.kind() == ErrorKind::Peer {
+            return e;
+        }
+        let begun = Instant::now();
+        loop {
+            if let Err(cause) = self.rendezvous.check() {
+                return cause;
+            }
+            if begun.elapsed() > NAMING_TIMEOUT {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let peers = self.rendezvous.peers(NAMING_TIMEOUT).unwrap_or_default();
+        peers.iter().filter(|p| p.rank as usize != self.rank()).fold(e, |e, peer| e.note(peer.to_string()))
+    }
+
+    /// Reports the error that ends this rank to all others. An error that another rank caused is
+    /// known to them.
+    pub(crate) fn fail(&self, error: &Error) {
+        // The end of the process must not wait for the others.
+        if let Some(mpi) = self.mpi {
+            mpi.give_up();
+        }
+        if error.kind() != ErrorKind::Peer {
+            self.rendezvous.fail("", &error.to_string(), NAMING_TIMEOUT);
+        }
+    }
+}
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.rank(), self.size())
+    }
+}
+
+/// Checks that MPI has the ranks of the launcher.
+fn check_ranks(launch: &Launch, mpi: &MpiThread) -> Result<()> {
+    let (rank, size) = (launch.rank as usize, launch.size as usize);
+    if (mpi.rank, mpi.size) == (rank, size) {
+        return Ok(());
+    }
+    let why = format!(
+        "{} says that this is rank {rank} of {size}, but {} says rank {} of {}",
+        launch.launcher, mpi.version, mpi.rank, mpi.size
+    );
+    Err(Error::argument(why)
+        .note("start the program with the launcher of this MPI, such as tensorpack launch"))
+}
+
+/// Joins over a coordinator whose address and token rank 0 broadcasts.
+fn meet_over_mpi(launch: &Launch, mpi: &'static MpiThread, settings: &Options) -> Result<Rendezvous> {
+    const MAX_ADDRESS: usize = 1024;
+    const TIMEOUT: Duration = Duration::from_secs(60);
+    let (mut own, mut message) = (None, vec![0; MAX_ADDRESS]);
+    if launch.rank == 0 {
+        let token = match std::env::var_os(Token::VARIABLE) {
+            Some(_) => Token::from_env()?,
+            None => Token::random(),
+        };
+        let host = host_name();
+        let bind = bind_address(launch, None, &format!("{host}:0"), settings)?;
+        let coordinator = Coordinator::start(bind, launch.size, &token, settings)?;
+        let address = coordinator.address();
+        let reached_at = match launch.is_one_host() {
+            true => address.to_string(),
+            false if address.ip().is_unspecified() => format!("{host}:{}", address.port()),
+            false => address.to_string(),
+        };
+        let text = format!("{reached_at}\n{}", token.as_str());
+        message[..text.len()].copy_from_slice(text.as_bytes());
+        own = Some((coordinator, token));
+    }
+    let (answer, answered) = sync_channel(1);
+    mpi.submit(move |world| {
+        let sent = world.and_then(|world| {
+            Ok(world.broadcast(0, Buffer::from(&message[..]))?.wait(deadline(TIMEOUT), &|| Ok(()))?.receive)
+        });
+        let failed = sent.as_ref().err().cloned();
+        // The caller waits for it.
+        let _ = answer.send(sent);
+        failed.map_or(Ok(()), Err)
+    })?;
+    let gone = |_| Error::new(ErrorKind::Engine, "the communication thread is gone");
+    let message = answered.recv().map_err(gone)??;
+    let text = String::from_utf8_lossy(&message);
+    let malformed = || Error::new(ErrorKind::Io, "rank 0 broadcast no address of the coordinator");
+    let (address, token) = text.trim_end_matches('\0').split_once('\n').ok_or_else(malformed)?;
+    match own {
+        Some((coordinator, token)) => Rendezvous::join_own(coordinator, launch.size, &token, settings),
+        None => Rendezvous::join(address, launch.rank, launch.size, &Token::new(token)?, settings),
+    }
+}
+
+/// Returns the name of this host.
+fn host_name() -> String {
+    #[cfg(unix)]
+    {
+        let mut name = [0u8; 256];
+        // SAFETY: the buffer is as long as stated, and keeps its last byte, which ends the text.
+        let code = unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+        let text = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        if code == 0 && !text.is_empty() {
+            return String::from_utf8_lossy(text).into_owned();
+        }
+    }
+    "localhost".into()
+}
