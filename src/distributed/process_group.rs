@@ -66,9 +66,6 @@ impl ProcessGroup {
             (_, None) if launch.size == 1 => Rendezvous::start(&launch, None, &Token::random(), &settings)?,
             _ => Rendezvous::start(&launch, None, &Token::from_env()?, &settings)?,
         };
-        let (rank, size) = (launch.rank, launch.size);
-        let over = mpi.map_or_else(String::new, |mpi| format!(", {}", mpi.version));
-        log::info!("rank {rank} of {size} on {}{over}", rendezvous.hosts()[rank as usize]);
         let (exposed, gathers) = Default::default();
         Ok(Arc::new(ProcessGroup { rendezvous, mpi, exposed, gathers }))
     }
@@ -232,9 +229,16 @@ impl ProcessGroup {
     }
 }
 
+impl fmt::Display for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {} on {}", self.rank(), self.size(), self.rendezvous.hosts()[self.rank()])?;
+        self.mpi.map_or(Ok(()), |mpi| write!(f, ", {}", mpi.version))
+    }
+}
+
 impl fmt::Debug for ProcessGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} of {}", self.rank(), self.size())
+        write!(f, "{self}")
     }
 }
 

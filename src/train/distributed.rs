@@ -77,6 +77,7 @@ impl DistributedTrainerReplicated {
         }
         let group = ProcessGroup::join(&self.options)?;
         logger::set_rank(group.rank());
+        log::info!("{group}");
         Ok(self.group.get_or_init(|| group))
     }
 }

@@ -5,7 +5,7 @@
 //! there before.
 
 use crate::runtime::Interrupt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tensorpack_tensor::Result;
 
@@ -83,12 +83,39 @@ impl Drop for Signals {
     }
 }
 
-/// The signal handler. It only uses what is safe in one: atomics, `signal` and `raise`.
+/// Whether a launcher may pass on a signal that this process got itself, too: a terminal sends Ctrl-C
+/// to both.
+static REPEATED: AtomicBool = AtomicBool::new(false);
+/// When the first signal came, in milliseconds.
+static RECEIVED_AT: AtomicU64 = AtomicU64::new(0);
+/// A signal that comes this soon after the first, in milliseconds, may be the same one.
+const SAME_WITHIN: u64 = 1000;
+
+/// Says that a launcher may repeat signals: one that comes right after another does not count.
+pub(super) fn expect_repeats() {
+    REPEATED.store(true, Ordering::Relaxed);
+}
+
+/// The signal handler. It only uses what is safe in one: atomics, `clock_gettime`, `signal` and
+/// `raise`.
 extern "C" fn handle(signal: libc::c_int) {
     let first = RECEIVED.compare_exchange(0, signal as usize, Ordering::Relaxed, Ordering::Relaxed);
-    if first.is_err() {
+    if first.is_ok() {
+        RECEIVED_AT.store(milliseconds(), Ordering::Relaxed);
+        return;
+    }
+    let since = milliseconds().saturating_sub(RECEIVED_AT.load(Ordering::Relaxed));
+    if !REPEATED.load(Ordering::Relaxed) || since > SAME_WITHIN {
         raise_default(signal);
     }
+}
+
+/// The time since some moment in the past.
+fn milliseconds() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: it may be called in a signal handler, and writes the time given to it.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 /// Raises a signal after restoring its default action, which is to terminate the process. In a

@@ -44,3 +44,6 @@ pub(super) fn terminate_by(signal: i32) -> ! {
     let _ = signal_hook::low_level::emulate_default_handler(signal);
     std::process::exit(128 + signal)
 }
+
+/// Signals that a launcher repeats are not told from others here.
+pub(super) fn expect_repeats() {}

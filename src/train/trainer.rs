@@ -112,6 +112,9 @@ impl Trainer {
         config.check()?;
         let (signals, interrupt) = Signals::install()?;
         let group = self.group.clone();
+        if group.is_some() {
+            signals::expect_repeats();
+        }
         let ended = self.run(config, &interrupt, &mut iteration);
         let ended = match &group {
             Some(group) => ranks::finish(group, ended),
