@@ -1,10 +1,13 @@
 //! Runs inference during training.
 
 use super::{Callback, GraphCx, Inferencer, Statistic, TrainCx, When};
+use crate::distributed::ProcessGroup;
 use crate::graph::{Fetch, Tensor};
 use crate::input::no_batch;
+use crate::io::Checkpoint;
 use crate::predict::{BatchGroups, ParallelTowers, Part};
 use crate::tower::TowerContext;
+use serde_json::Value;
 use std::sync::Arc;
 use tensorpack_dataflow::{DataFlow, Flow, Seed};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
@@ -98,7 +101,8 @@ impl InferenceRunner {
     ) -> Result<Vec<(String, f64)>> {
         self.inferencers.iter_mut().for_each(|i| i.start());
         let seed = Seed::new(cx.seed()).derive("inference");
-        let mut groups = BatchGroups::open(&self.flow, seed, self.towers.count())?;
+        let processes = self.processes(cx).map_or(1, |group| group.size());
+        let mut groups = BatchGroups::open(&self.flow, seed, self.towers.count() * processes)?;
         let mut any = false;
         loop {
             let group = groups.read(max_batches.unwrap_or(u64::MAX))?;
@@ -121,11 +125,20 @@ impl InferenceRunner {
         Ok(self.inferencers.iter_mut().flat_map(|i| i.finish()).collect())
     }
 
+    /// Returns the processes that share the batches, if there are several. Updates carry state from
+    /// batch to batch, so every process runs them all.
+    fn processes<'a>(&self, cx: &'a TrainCx<'_>) -> Option<&'a Arc<ProcessGroup>> {
+        cx.state.group.as_ref().filter(|group| group.size() > 1 && !self.with_updates)
+    }
+
     /// Runs one tower per batch and passes the batches to the inferencers in order.
     fn run(&mut self, cx: &TrainCx<'_>, batches: &[&[HostTensor]]) -> Result<()> {
-        self.towers.run(cx.session(), batches, &mut self.outputs)?;
+        match self.processes(cx) {
+            None => self.towers.run(cx.session(), batches, &mut self.outputs)?,
+            Some(group) => self.outputs = self.run_share(cx, group, batches)?,
+        }
         let mut values = self.outputs.as_slice();
-        for (batch, counts) in batches.iter().zip(&self.counts) {
+        for (batch, counts) in batches.iter().zip(self.counts.iter().cycle()) {
             for (inferencer, &count) in self.inferencers.iter_mut().zip(counts) {
                 let (own, rest) = values.split_at(count);
                 inferencer.batch(own, examples(batch))?;
@@ -133,6 +146,32 @@ impl InferenceRunner {
             }
         }
         Ok(())
+    }
+
+    /// Runs the towers of this process on their batches, and returns the values of all batches: every
+    /// process has them, so that all decide the same.
+    fn run_share(
+        &self,
+        cx: &TrainCx<'_>,
+        group: &Arc<ProcessGroup>,
+        batches: &[&[HostTensor]],
+    ) -> Result<Vec<HostTensor>> {
+        let (first, count) = (group.rank() * self.towers.count(), self.towers.count());
+        let own = batches.get(first..).map_or(&[][..], |rest| &rest[..count.min(rest.len())]);
+        let mut values = Vec::new();
+        if !own.is_empty() {
+            self.towers.run(cx.session(), own, &mut values)?;
+        }
+        group.rendezvous().set_activity("validating");
+        let tensors = values.into_iter().enumerate().map(|(i, value)| (i.to_string(), value)).collect();
+        let own = Checkpoint { global_step: 0, tensors, state: Value::Null };
+        let mut all = Vec::new();
+        for bytes in group.gather_all(&own.to_bytes()?, cx.session().deadline())? {
+            let mut of_rank = Checkpoint::from_bytes(&bytes)?.tensors;
+            of_rank.sort_by_key(|(name, _)| name.parse::<usize>().unwrap_or(0));
+            all.extend(of_rank.into_iter().map(|(_, value)| value));
+        }
+        Ok(all)
     }
 }
 
