@@ -1,6 +1,7 @@
 //! Prefetched input from a dataflow.
 
 use super::batch::Feeds;
+use super::last_batch::{LastBatch, checksum};
 use super::prefetch::{Prefetcher, ReadAhead};
 use super::{InputSource, Start, state};
 use crate::graph::{Tensor, TensorSpec};
@@ -21,6 +22,10 @@ pub struct QueueInput {
     prefetcher: Option<Prefetcher>,
     /// The position after the last batch taken.
     taken: State,
+    /// The position before it; `None` if none was taken since the start.
+    before: Option<State>,
+    /// The last batch of the run that is resumed.
+    resumed: Option<LastBatch>,
     /// Moving average of the queue size, with a decay of one half.
     queue_size: f64,
 }
@@ -45,6 +50,8 @@ impl QueueInput {
             feeds: Feeds::default(),
             prefetcher: None,
             taken: State::start(),
+            before: None,
+            resumed: None,
             queue_size: 0.0,
         }
     }
@@ -77,12 +84,22 @@ impl InputSource for QueueInput {
 
     fn start(&mut self, start: Start<'_>) -> Result<()> {
         // A dataflow that cannot resume restarts; `cannot_resume` reports it.
-        let at = match self.flow.resume() {
-            Resume::Never => State::start(),
-            _ => state::from_json(start.at)?,
+        let (at, last) = match self.flow.resume() {
+            Resume::Never => (State::start(), None),
+            _ => (state::from_json(start.at)?, LastBatch::of(start.at)?),
         };
-        self.taken = at.clone();
-        let prefetcher = Prefetcher::start(&self.flow, start.seed, at, self.ahead, start.interrupt)?;
+        let open =
+            |at: &State| Prefetcher::start(&self.flow, start.seed, at.clone(), self.ahead, start.interrupt);
+        let prefetcher = match &last {
+            Some(last) => {
+                let mut prefetcher = open(&last.before)?;
+                compare(last, &prefetcher.take()?);
+                // Data of another size may be divided into other passes.
+                if *prefetcher.state() == at { prefetcher } else { open(&at)? }
+            }
+            None => open(&at)?,
+        };
+        (self.taken, self.before, self.resumed) = (at, None, last);
         // An on-demand source has nothing to transfer ahead of time.
         let staging = start.staging.filter(|_| self.ahead.samples > 0);
         self.prefetcher = Some(match staging {
@@ -96,19 +113,33 @@ impl InputSource for QueueInput {
         let prefetcher =
             self.prefetcher.as_mut().ok_or_else(|| Error::argument("the input source was not started"))?;
         self.queue_size = 0.5 * (self.queue_size + prefetcher.ready() as f64);
-        for tower in 0..self.feeds.towers() {
+        let towers = self.feeds.towers();
+        let mut before_last_tower = None;
+        for tower in 0..towers {
+            if tower > 0 && tower + 1 == towers {
+                before_last_tower = Some(prefetcher.state().clone());
+            }
             let sample = prefetcher.take()?;
             self.feeds.fill(tower, sample).map_err(|e| {
                 let State { epoch, index, .. } = *prefetcher.state();
                 e.within(format!("sample {} of epoch {epoch}", index.saturating_sub(1)))
             })?;
         }
-        self.taken = prefetcher.state().clone();
+        let taken = std::mem::replace(&mut self.taken, prefetcher.state().clone());
+        self.before = Some(before_last_tower.unwrap_or(taken));
         Ok(self.feeds.feeds())
     }
 
     fn state(&self) -> Value {
-        state::to_json(&self.taken)
+        let taken = self
+            .before
+            .clone()
+            .filter(|_| self.flow.resume() != Resume::Never)
+            .map(|before| LastBatch { before, crc32c: checksum(self.feeds.last_tower()) });
+        match taken.as_ref().or(self.resumed.as_ref()) {
+            Some(last) => last.append_to(&self.taken),
+            None => state::to_json(&self.taken),
+        }
     }
 
     fn cannot_resume(&self) -> Option<String> {
@@ -126,5 +157,16 @@ impl InputSource for QueueInput {
 
     fn stop(&mut self) {
         self.prefetcher = None;
+    }
+}
+
+/// Warns if the batch that a resumed run reads again is not the one that was read before.
+fn compare(last: &LastBatch, batch: &[HostTensor]) {
+    if checksum(batch) != last.crc32c {
+        let State { epoch, index, .. } = last.before;
+        log::warn!(
+            "resuming with changed data: sample {index} of epoch {epoch} is not what this run has read. Its files \
+             or the code of the dataflow have changed, or what it reads depends on more than seed and position"
+        );
     }
 }
