@@ -64,7 +64,7 @@ mod tests {
             HostTensor::new([2, 1], vec![1f32, 2.0]).unwrap(),
             HostTensor::new([1, 2], vec![1f32, 2.0]).unwrap(),
             HostTensor::new([2, 1], vec![1f32, 3.0]).unwrap(),
-            HostTensor::new([2, 1], vec![1f32.to_bits(), 2f32.to_bits()]).unwrap(),
+            HostTensor::new([2, 1], vec![1f32.to_bits() as i32, 2f32.to_bits() as i32]).unwrap(),
         ];
         for (i, a) in batches.iter().enumerate() {
             for (j, b) in batches.iter().enumerate() {

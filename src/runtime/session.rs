@@ -47,6 +47,9 @@ pub struct SessionOptions {
     /// Whether results are bit-reproducible on accelerators, at some cost. On the CPU engine they
     /// always are.
     pub deterministic: bool,
+    /// Ends waits for a plugin or a compiler with an error of kind [`ErrorKind::Interrupted`] when
+    /// it is set. Defaults to a flag of its own; trainers replace it by one that signals set.
+    pub interrupt: Interrupt,
 }
 
 impl Default for SessionOptions {
@@ -64,6 +67,7 @@ impl Default for SessionOptions {
             dump_passes: false,
             stochastic_rounding: None,
             deterministic: false,
+            interrupt: Interrupt::new(),
         }
     }
 }
@@ -354,12 +358,6 @@ impl Session {
     /// Returns the time spent in each kernel, if [`SessionOptions::profile`] is set.
     pub fn profile(&self) -> Result<Vec<KernelTime>> {
         Ok(self.lock()?.programs.iter().flat_map(|p| p.executable.profile()).collect())
-    }
-
-    /// Ends waits for a compiler with an error of kind [`ErrorKind::Interrupted`] when this is set.
-    pub(crate) fn watch(&self, interrupt: &Interrupt) -> Result<()> {
-        self.lock()?.executor.watch(interrupt);
-        Ok(())
     }
 
     /// Returns the staging area for feeds, or `None` on engines that need none, such as the CPU
