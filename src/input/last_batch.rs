@@ -36,8 +36,8 @@ impl LastBatch {
 /// Returns the checksum of a batch: of the types, sizes and bytes of its components.
 pub(super) fn checksum<'a>(components: impl IntoIterator<Item = &'a HostTensor>) -> u32 {
     components.into_iter().fold(0, |crc, value| {
-        let form = format!("{}{:?}", value.dtype(), value.sizes());
-        crc32c::crc32c_append(crc32c::crc32c_append(crc, form.as_bytes()), value.as_bytes())
+        let spec = format!("{}{:?}", value.dtype(), value.sizes());
+        crc32c::crc32c_append(crc32c::crc32c_append(crc, spec.as_bytes()), value.as_bytes())
     })
 }
 

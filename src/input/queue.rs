@@ -165,8 +165,9 @@ fn compare(last: &LastBatch, batch: &[HostTensor]) {
     if checksum(batch) != last.crc32c {
         let State { epoch, index, .. } = last.before;
         log::warn!(
-            "resuming with changed data: sample {index} of epoch {epoch} is not what this run has read. Its files \
-             or the code of the dataflow have changed, or what it reads depends on more than seed and position"
+            "resuming with changed data: sample {index} of epoch {epoch} is not what this run has read: the files or \
+             the code of the dataflow changed, or its samples depend on more than seed and position; use --fresh \
+             to start over"
         );
     }
 }
