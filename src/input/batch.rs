@@ -64,6 +64,11 @@ impl Feeds {
         Ok(())
     }
 
+    /// Returns the values of the last tower.
+    pub(super) fn last_tower(&self) -> impl Iterator<Item = &HostTensor> {
+        self.feeds[self.feeds.len() - self.inputs..].iter().map(|(_, value)| value)
+    }
+
     /// Returns the feeds, by name.
     pub(super) fn feeds(&self) -> &[(String, HostTensor)] {
         &self.feeds

@@ -5,6 +5,7 @@ mod batch_queue;
 mod dummy;
 mod feed;
 mod input_source;
+mod last_batch;
 mod prefetch;
 mod queue;
 mod remap;

@@ -1,8 +1,9 @@
 //! Prefetched input from a dataflow.
 
 use super::batch::Feeds;
+use super::last_batch::{LastBatch, checksum};
 use super::prefetch::{Prefetcher, ReadAhead, Share};
-use super::{InputSource, Start, state};
+use super::{InputSource, OtherTowers, Start, state};
 use crate::graph::{Tensor, TensorSpec};
 use crate::tower::TowerContext;
 use serde_json::Value;
@@ -21,6 +22,10 @@ pub struct QueueInput {
     prefetcher: Option<Prefetcher>,
     /// The position after the last batch taken.
     taken: State,
+    /// The position before it; `None` if none was taken since the start.
+    before: Option<State>,
+    /// The last batch of the run that is resumed.
+    resumed: Option<LastBatch>,
     /// Moving average of the queue size, with a decay of one half.
     queue_size: f64,
 }
@@ -45,6 +50,8 @@ impl QueueInput {
             feeds: Feeds::default(),
             prefetcher: None,
             taken: State::start(),
+            before: None,
+            resumed: None,
             queue_size: 0.0,
         }
     }
@@ -77,13 +84,26 @@ impl InputSource for QueueInput {
 
     fn start(&mut self, start: Start<'_>) -> Result<()> {
         // A dataflow that cannot resume restarts; `cannot_resume` reports it.
-        let at = match self.flow.resume() {
-            Resume::Never => State::start(),
-            _ => state::from_json(start.at)?,
+        let (at, last) = match self.flow.resume() {
+            Resume::Never => (State::start(), None),
+            _ => (state::from_json(start.at)?, LastBatch::of(start.at)?),
         };
-        self.taken = at.clone();
         let share = Share { others: start.others, towers: self.feeds.towers() };
-        let prefetcher = Prefetcher::start(&self.flow, start.seed, at, self.ahead, share, start.interrupt)?;
+        let open = |at: &State, share: Share| {
+            Prefetcher::start(&self.flow, start.seed, at.clone(), self.ahead, share, start.interrupt)
+        };
+        let prefetcher = match &last {
+            Some(last) => {
+                let mut prefetcher = open(&last.before, Share::default())?;
+                compare(last, &prefetcher.take()?);
+                // Data of another size may be divided into other passes, and other processes take
+                // batches in between.
+                let goes_on = *prefetcher.state() == at && share.others == OtherTowers::default();
+                if goes_on { prefetcher } else { open(&at, share)? }
+            }
+            None => open(&at, share)?,
+        };
+        (self.taken, self.before, self.resumed) = (at, None, last);
         // An on-demand source has nothing to transfer ahead of time.
         let staging = start.staging.filter(|_| self.ahead.samples > 0);
         self.prefetcher = Some(match staging {
@@ -97,19 +117,33 @@ impl InputSource for QueueInput {
         let prefetcher =
             self.prefetcher.as_mut().ok_or_else(|| Error::argument("the input source was not started"))?;
         self.queue_size = 0.5 * (self.queue_size + prefetcher.ready() as f64);
-        for tower in 0..self.feeds.towers() {
+        let towers = self.feeds.towers();
+        let mut before_last_tower = None;
+        for tower in 0..towers {
+            if tower > 0 && tower + 1 == towers {
+                before_last_tower = Some(prefetcher.state().clone());
+            }
             let sample = prefetcher.take()?;
             self.feeds.fill(tower, sample).map_err(|e| {
                 let State { epoch, index, .. } = *prefetcher.state();
                 e.within(format!("sample {} of epoch {epoch}", index.saturating_sub(1)))
             })?;
         }
-        self.taken = prefetcher.state().clone();
+        let taken = std::mem::replace(&mut self.taken, prefetcher.state().clone());
+        self.before = Some(before_last_tower.unwrap_or(taken));
         Ok(self.feeds.feeds())
     }
 
     fn state(&self) -> Value {
-        state::to_json(&self.taken)
+        let taken = self
+            .before
+            .clone()
+            .filter(|_| self.flow.resume() != Resume::Never)
+            .map(|before| LastBatch { before, crc32c: checksum(self.feeds.last_tower()) });
+        match taken.as_ref().or(self.resumed.as_ref()) {
+            Some(last) => last.append_to(&self.taken),
+            None => state::to_json(&self.taken),
+        }
     }
 
     fn checksum(&self, seed: u64) -> Result<Option<u32>> {
@@ -117,11 +151,7 @@ impl InputSource for QueueInput {
             return Ok(None);
         }
         let first = self.flow.open(Seed::new(seed), &State::start())?.read()?;
-        let value = |crc: u32, value: &HostTensor| {
-            let about = format!("{}{:?}", value.dtype(), value.sizes());
-            crc32c::crc32c_append(crc32c::crc32c_append(crc, about.as_bytes()), value.as_bytes())
-        };
-        Ok(first.map(|sample| sample.iter().fold(0, value)))
+        Ok(first.map(|sample| checksum(&sample)))
     }
 
     fn cannot_resume(&self) -> Option<String> {
@@ -139,5 +169,17 @@ impl InputSource for QueueInput {
 
     fn stop(&mut self) {
         self.prefetcher = None;
+    }
+}
+
+/// Warns if the batch that a resumed run reads again is not the one that was read before.
+fn compare(last: &LastBatch, batch: &[HostTensor]) {
+    if checksum(batch) != last.crc32c {
+        let State { epoch, index, .. } = last.before;
+        log::warn!(
+            "resuming with changed data: sample {index} of epoch {epoch} is not what this run has read: the files or \
+             the code of the dataflow changed, or its samples depend on more than seed and position; use --fresh \
+             to start over"
+        );
     }
 }

@@ -291,8 +291,13 @@ impl LowerCx<'_> {
         self.one(Kernel::Random { stream: stream.to_string(), first: 0, continued }, dtype, sizes.to_vec())
     }
 
+    /// Emits the sum over all towers of the tensors with this `key`.
+    pub fn all_reduce(&mut self, key: &str, input: &View) -> View {
+        self.sum_over_towers(key, input, false)
+    }
+
     /// Emits the sum over all towers of the tensors with this `key`. A `deferred` sum may be late.
-    pub fn all_reduce(&mut self, key: &str, input: &View, deferred: bool) -> View {
+    pub(crate) fn sum_over_towers(&mut self, key: &str, input: &View, deferred: bool) -> View {
         let input = self.dense(input);
         let (dtype, sizes) = (input.dtype, input.sizes.clone());
         self.one(Kernel::AllReduce { key: key.to_string(), input, deferred }, dtype, sizes)

@@ -36,7 +36,7 @@ impl OpDef for AllReduce {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
-        Ok(vec![if self.towers == 1 { x } else { cx.all_reduce(&self.key, &x, self.deferred) }])
+        Ok(vec![if self.towers == 1 { x } else { cx.sum_over_towers(&self.key, &x, self.deferred) }])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {

@@ -79,7 +79,8 @@ impl EvaluateCx<'_> {
     pub fn sum(&self, values: impl IntoIterator<Item = f64>) -> f64 {
         let mut total = self.running_sum();
         values.into_iter().for_each(|v| total.add(Scalar::Float(v)));
-        total.value(DType::F64).as_f64()
+        let dtype = self.output_dtype(0);
+        total.value(if dtype.is_float() { dtype } else { DType::F64 }).as_f64()
     }
 
     /// Returns this run's draw from a random stream: a uniform number in `[0, 1)` for each element

@@ -16,7 +16,9 @@ const BITS_WITHOUT_TIES: u32 = 20;
 /// comparisons and repeated subexpressions stay consistent. Seeds `2k` and `2k + 1` round in opposite
 /// directions.
 ///
-/// Results that are declared f32 overflow to infinity where f32 does.
+/// Results that are declared f32 overflow to infinity where f32 does. Engines add in different
+/// orders, so a sum overflows if its terms do in some order: if the positive or the negative ones
+/// alone do.
 ///
 /// Results that are declared bf16 are rounded to bf16, to the nearest. If `bits` bits do not
 /// determine which neighbor is nearer, one of the two is chosen at random. An exact tie goes to the

@@ -12,6 +12,9 @@ pub struct Sum {
     compensation: f64,
     int: i64,
     rounding: Option<StochasticRounding>,
+    /// The sums of the positive and of the negative terms: the largest and the smallest partial
+    /// sum in any order. Used under rounding only.
+    extremes: [f64; 2],
 }
 
 impl Sum {
@@ -27,6 +30,7 @@ impl Sum {
             Scalar::Float(v) => {
                 if let Some(rounding) = self.rounding {
                     self.float = rounding.round(self.float + v);
+                    self.extremes[usize::from(v < 0.0)] += v;
                     return;
                 }
                 let next = self.float + v;
@@ -42,10 +46,17 @@ impl Sum {
     pub fn value(&self, dtype: DType) -> Scalar {
         match dtype.is_float() {
             // The compensation of an infinite sum is NaN.
-            true if self.float.is_finite() => Scalar::Float(self.float + self.compensation),
-            true => Scalar::Float(self.float),
+            true if !self.float.is_finite() => Scalar::Float(self.float),
+            true => Scalar::Float(self.overflow(dtype).unwrap_or(self.float + self.compensation)),
             false => Scalar::Int(self.int),
         }
+    }
+
+    /// Returns the infinity that a partial sum reaches in some order of the terms, if any. Kernels
+    /// add bf16 in f32.
+    fn overflow(&self, dtype: DType) -> Option<f64> {
+        let max = if dtype == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
+        self.extremes.into_iter().find(|sum| sum.abs() > max).map(|sum| f64::INFINITY.copysign(sum))
     }
 }
 
@@ -102,6 +113,27 @@ mod tests {
         assert!(sum([f64::INFINITY, f64::NEG_INFINITY]).is_nan());
         assert!(sum([1.0, f64::NAN]).is_nan());
         assert_eq!(sum([]), 0.0);
+    }
+
+    #[test]
+    fn rounded_sums_of_f32_overflow_if_they_do_in_some_order() {
+        let half = 2f64.powi(127);
+        let sum = |terms: &[f64], rounding, dtype| {
+            let mut total = Sum::new(rounding);
+            terms.iter().for_each(|&v| total.add(Scalar::Float(v)));
+            total.value(dtype).as_f64()
+        };
+        let rounding = Some(StochasticRounding { bits: 24, seed: 0 });
+        let terms = [half, -half, half, -half];
+        for dtype in [DType::F32, DType::Bf16] {
+            assert!(sum(&terms, rounding, dtype).is_infinite());
+            assert_eq!(sum(&terms[..2], rounding, dtype), 0.0);
+            assert_eq!(sum(&[-half; 2], rounding, dtype), f64::NEG_INFINITY);
+        }
+        assert_eq!(sum(&terms, rounding, DType::F64), 0.0);
+        assert_eq!(sum(&terms, None, DType::F32), 0.0);
+        let terms = [f64::INFINITY, f64::NEG_INFINITY];
+        assert!(sum(&terms, rounding, DType::F32).is_nan());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The traits of an engine's executor: it keeps variables, compiles parts of a frozen graph, and
 //! runs them.
 
-use super::{Interrupt, KernelProgress, Source, Staging};
+use super::{KernelProgress, Source, Staging};
 use crate::graph::VariableInfo;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
@@ -33,10 +33,6 @@ pub trait Executor: Send {
     /// read any more.
     fn lost(&self) -> bool {
         false
-    }
-    /// Sets the interrupt that ends waits early, such as those for a compiler.
-    fn watch(&mut self, interrupt: &Interrupt) {
-        let _ = interrupt;
     }
     /// Whether its programs can be [started](Executable::start) without waiting for them.
     fn runs_ahead(&self) -> bool {

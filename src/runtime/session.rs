@@ -51,6 +51,9 @@ pub struct SessionOptions {
     /// The processes that run the same graph on their own towers. Defaults to none. A run with
     /// all-reduces waits for the same run in all of them.
     pub process_group: Option<Arc<ProcessGroup>>,
+    /// Ends waits for a plugin or a compiler with an error of kind [`ErrorKind::Interrupted`] when
+    /// it is set. Defaults to a flag of its own; trainers replace it by one that signals set.
+    pub interrupt: Interrupt,
 }
 
 impl Default for SessionOptions {
@@ -69,6 +72,7 @@ impl Default for SessionOptions {
             stochastic_rounding: None,
             deterministic: false,
             process_group: None,
+            interrupt: Interrupt::new(),
         }
     }
 }
@@ -363,12 +367,6 @@ impl Session {
     /// Returns the time spent in each kernel, if [`SessionOptions::profile`] is set.
     pub fn profile(&self) -> Result<Vec<KernelTime>> {
         Ok(self.lock()?.programs.iter().flat_map(|p| p.executable.profile()).collect())
-    }
-
-    /// Ends waits for a compiler with an error of kind [`ErrorKind::Interrupted`] when this is set.
-    pub(crate) fn watch(&self, interrupt: &Interrupt) -> Result<()> {
-        self.lock()?.executor.watch(interrupt);
-        Ok(())
     }
 
     /// Returns the staging area for feeds, or `None` on engines that need none, such as the CPU

@@ -329,10 +329,9 @@ impl Trainer {
     ) -> Result<TrainState> {
         let disk = config.disk.take().unwrap_or_else(|| Box::new(RealDisk));
         let store = lock.map(|lock| CheckpointStore::open_on(disk, lock)).transpose()?;
-        let options = self.session_options(config)?;
+        let options = SessionOptions { interrupt: interrupt.clone(), ..self.session_options(config)? };
         let (seed, device) = (options.seed, options.device);
         let session = Session::with(self.graph.clone().freeze()?, options)?;
-        session.watch(interrupt)?;
         let progress = Progress {
             epoch_num: config.starting_epoch - 1,
             local_step: -1,

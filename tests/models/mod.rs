@@ -61,6 +61,18 @@ pub(crate) fn precise_mnist() -> Model {
     Model::new(&[28, 28, 1], |t, x| classifiers::mnist(t, &x.cast(DType::F64)))
 }
 
+/// [`mlp`] in f64.
+#[allow(dead_code, reason = "rounding matters to some tests alone")]
+pub(crate) fn precise_mlp() -> Model {
+    Model::new(&[784], |t, x| classifiers::mlp(t, &x.cast(DType::F64), 128))
+}
+
+/// [`small_resnet`] in f64.
+#[allow(dead_code, reason = "rounding matters to some tests alone")]
+pub(crate) fn precise_small_resnet() -> Model {
+    Model::new(&[16, 16, 3], |t, x| classifiers::resnet(t, &x.cast(DType::F64), 1))
+}
+
 /// A residual net with one block per stage.
 pub(crate) fn small_resnet() -> Model {
     Model::new(&[16, 16, 3], |t, x| classifiers::resnet(t, x, 1))

@@ -114,3 +114,58 @@ fn bf16_variables_kept_in_f32_are_found_shrunk_and_printed() {
     assert!(small.bf16 && narrow(&small) && small.rows() <= 4, "{} rows are left:\n{text}", small.rows());
     assert!(text.contains("dtype(DType::Bf16)"), "{text}");
 }
+
+/// Returns a program with the cost `(w * factor * factor).sum() / factor / factor` in f32.
+fn scaled_up_and_down(factor: f64, steps: usize) -> Program {
+    use program::{Node, Port, Source, Towers, Value};
+    let port = |node| Port { node, output: 0 };
+    let row = |name: &str, input, values| Source::Row {
+        row: table::find(name),
+        class: Class::Float,
+        inputs: vec![port(input)],
+        values,
+        tied: false,
+    };
+    let times = |input, factor| row("times a constant", input, vec![Value::Real(factor)]);
+    let nodes = [
+        Source::Variable { class: Class::Float, sizes: vec![6] },
+        times(0, factor),
+        times(1, factor),
+        row("cost sum", 2, vec![]),
+        times(3, 1.0 / factor),
+        times(4, 1.0 / factor),
+    ];
+    let node = |(i, source)| Node { name: format!("n{i}"), source, outputs: None };
+    Program {
+        origin: [0; 3],
+        float: tensorpack::prelude::DType::F32,
+        bf16: false,
+        towers: Towers { count: 1, last_batch: None },
+        nodes: nodes.into_iter().enumerate().map(node).collect(),
+        cost: vec![port(5)],
+        regularized: false,
+        fetches: vec![],
+        gradients: true,
+        second: false,
+        together: true,
+        training: optimizers::Training::plain(),
+        steps,
+    }
+}
+
+#[test]
+fn overflow_of_f32_is_no_failure() {
+    for engine in Engine::on_cpu() {
+        // A run that updates variables returns an error; one that does not returns infinities.
+        for steps in [1, 0] {
+            let program = scaled_up_and_down(1e20, steps);
+            let expected = expect(&program).expect("f64 holds every result");
+            let results = run::run(&program, engine, None);
+            assert!(results.is_err_and(|e| e.kind() == tensorpack::ErrorKind::NotFinite) || steps == 0);
+            check(&program, engine, &expected).unwrap_or_else(|f| panic!("{engine}: {}", f.what));
+        }
+        let program = scaled_up_and_down(1e10, 1);
+        let found = check(&program, engine, &expect(&program).expect("every result is finite"));
+        assert!(!found.unwrap_or_else(|f| panic!("{engine}: {}", f.what)).is_empty());
+    }
+}

@@ -65,7 +65,9 @@ pub(crate) fn print(program: &Program, failure: &Failure) -> String {
 
 fn options(engine: Engine) -> String {
     let device = match engine {
-        Engine::Reference | Engine::Faulty(_) => "device: \"reference\".parse().unwrap(), ".to_string(),
+        Engine::Reference | Engine::ReferenceInF32 | Engine::Faulty(_) => {
+            "device: \"reference\".parse().unwrap(), ".to_string()
+        }
         Engine::Cpu { isa, threads, full_precision } => {
             let isa = format!("isa: Some(tensorpack::runtime::cpu::Isa::{isa:?}), ");
             format!("threads: Some({threads}), {isa}full_precision: {full_precision}, ")

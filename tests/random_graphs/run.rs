@@ -18,6 +18,8 @@ const ONLY_BF16: StochasticRounding = StochasticRounding { bits: f64::MANTISSA_D
 pub(crate) enum Engine {
     /// The device that the others are compared with. It runs every program in f64.
     Reference,
+    /// The same device with the types that the program declares, where f32 overflows.
+    ReferenceInF32,
     Cpu {
         isa: Isa,
         threads: usize,
@@ -32,6 +34,7 @@ impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Engine::Reference => f.write_str("the reference"),
+            Engine::ReferenceInF32 => f.write_str("the reference in f32"),
             Engine::Cpu { isa, threads, full_precision } => {
                 let precision = if *full_precision { ", full precision" } else { "" };
                 write!(f, "cpu:0 ({isa}, {threads} threads{precision})")
@@ -46,7 +49,9 @@ impl Engine {
     pub(crate) fn options(self) -> SessionOptions {
         let plain = SessionOptions { threads: Some(1), ..SessionOptions::default() };
         match self {
-            Engine::Reference | Engine::Faulty(_) => SessionOptions { device: reference(), ..plain },
+            Engine::Reference | Engine::ReferenceInF32 | Engine::Faulty(_) => {
+                SessionOptions { device: reference(), ..plain }
+            }
             Engine::Cpu { isa, threads, full_precision } => {
                 SessionOptions { threads: Some(threads), isa: Some(isa), full_precision, ..plain }
             }
@@ -115,8 +120,11 @@ pub(crate) fn run(
     engine: Engine,
     rounding: Option<StochasticRounding>,
 ) -> Result<Vec<Found>> {
-    let exact = matches!(engine, Engine::Reference | Engine::Faulty(_));
-    let floats = if exact { program.reference_floats() } else { program.floats() };
+    let exact = matches!(engine, Engine::Reference | Engine::ReferenceInF32 | Engine::Faulty(_));
+    let floats = match engine {
+        Engine::Reference | Engine::Faulty(_) => program.reference_floats(),
+        Engine::ReferenceInF32 | Engine::Cpu { .. } | Engine::Xla(_) => program.floats(),
+    };
     let fault = if let Engine::Faulty(fault) = engine { Some(fault) } else { None };
     let only_bf16 = (exact && program.bf16).then_some(ONLY_BF16);
     let Whole { graph, inputs, costs, forward, gradients, second, train } =

@@ -3,29 +3,45 @@
 use crate::models::Line;
 use crate::processes;
 use std::path::Path;
-use tensorpack::dataflow::{DataFlow, FromFn};
+use tensorpack::dataflow::{DataFlow, Flow, FromFn, Sample, SampleRng};
 use tensorpack::prelude::*;
 
-/// Examples and batch size of the child's data, and whether the number of batches is unknown.
+/// The child's data: examples, batch size, epochs to train, what kind of dataflow it is, and what
+/// is added to every element.
 const DATA: &str = "TENSORPACK_TEST_DATA";
 
-fn data(examples: u64, batch: usize) -> impl DataFlow {
-    let example = |i| Ok(vec![HostTensor::new([3], vec![i as f32; 3])?, HostTensor::new([1], vec![0f32])?]);
-    FromFn::new(examples, example).batch(batch).keep_remainder()
+fn data(examples: u64, batch: usize, kind: u64, added: u64) -> Flow {
+    let value = move |i: u64| (i + added) as f32 / 100.0;
+    let example =
+        move |i| Ok(vec![HostTensor::new([3], vec![value(i); 3])?, HostTensor::new([1], vec![0f32])?]);
+    let flow = FromFn::new(examples, example);
+    let noisy = |mut sample: Sample, rng: &mut SampleRng| {
+        sample[1] = HostTensor::new([1], vec![rng.uniform() as f32])?;
+        Ok(sample)
+    };
+    match kind {
+        // The number of batches is known, or not.
+        0 => flow.batch(batch).keep_remainder().into_flow(),
+        1 => flow.batch(batch).keep_remainder().filter(|_| Ok(true)).into_flow(),
+        2 => flow.shuffle().map_random(noisy).batch(batch).into_flow(),
+        3 => flow.repeat_forever().shuffle_window(7).map_parallel(2, noisy).batch(batch).into_flow(),
+        // Samples arrive in any order.
+        4 => flow.map_parallel(2, noisy).unordered().batch(batch).into_flow(),
+        _ => panic!("there is no kind {kind}"),
+    }
 }
 
 #[test]
 fn child() {
     let (Some(dir), Ok(text)) = (processes::dir(), std::env::var(DATA)) else { return };
     let numbers: Vec<u64> = text.split(' ').map(|n| n.parse().unwrap()).collect();
-    let [examples, batch, max_epoch, unknown] = numbers[..] else { panic!("{text}") };
-    let flow = data(examples, batch as usize);
-    let config = match unknown {
-        0 => TrainConfig::new(Line, flow),
-        _ => TrainConfig::new(Line, flow.filter(|_| Ok(true))),
-    };
+    let [examples, batch, max_epoch, kind, added, towers] = numbers[..] else { panic!("{text}") };
+    let config = TrainConfig::new(Line, data(examples, batch as usize, kind, added));
     let config = config.steps_per_epoch(5).max_epoch(max_epoch).logdir(dir).callback(ModelSaver::new());
-    launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+    match towers {
+        1 => launch_train_with_config(config, SimpleTrainer::new()).unwrap(),
+        n => launch_train_with_config(config, SyncMultiGpuTrainer::new(n as usize)).unwrap(),
+    };
 }
 
 /// Trains in a child process and returns its warnings.
@@ -41,16 +57,16 @@ fn warnings(dir: &Path, data: &str) -> String {
 fn another_batch_size_or_other_data_are_warnings() {
     for (first, second, terms) in [
         // The same data: with 5 steps of the 8 batches an epoch, the resumed run starts anywhere.
-        ("30 4 1 0", "30 4 2 0", &[][..]),
-        ("30 4 1 1", "30 4 2 1", &[]),
+        ("30 4 1 0 0 1", "30 4 2 0 0 1", &[][..]),
+        ("30 4 1 1 0 1", "30 4 2 1 0 1", &[]),
         // Another batch size.
-        ("30 4 1 0", "30 6 2 0", &["batch_size 6 (was 4)", "batches_per_pass 5 (was 8)"]),
-        ("30 4 1 1", "30 6 2 1", &["batch_size 6 (was 4)"]),
-        ("30 4 1 1", "30 3 2 1", &["batch_size 3 (was 4)"]),
+        ("30 4 1 0 0 1", "30 6 2 0 0 1", &["batch_size 6 (was 4)", "batches_per_pass 5 (was 8)"]),
+        ("30 4 1 1 0 1", "30 6 2 1 0 1", &["batch_size 6 (was 4)"]),
+        ("30 4 1 1 0 1", "30 3 2 1 0 1", &["batch_size 3 (was 4)"]),
         // Other data.
-        ("30 4 1 0", "60 4 2 0", &["batches_per_pass 15 (was 8)"]),
+        ("30 4 1 0 0 1", "60 4 2 0 0 1", &["batches_per_pass 15 (was 8)"]),
         // Twice the data in batches of twice the size.
-        ("30 4 1 0", "60 8 2 0", &["batch_size 8 (was 4)"]),
+        ("30 4 1 0 0 1", "60 8 2 0 0 1", &["batch_size 8 (was 4)"]),
     ] {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(warnings(dir.path(), first), "", "{first}");
@@ -63,13 +79,53 @@ fn another_batch_size_or_other_data_are_warnings() {
     }
 }
 
+/// As many batches of the same size, with other elements in them.
+#[test]
+fn other_elements_are_a_warning() {
+    for (first, second) in [
+        ("30 4 1 0 0 1", "30 4 2 0 1 1"),
+        ("30 4 1 1 0 1", "30 4 2 1 1 1"),
+        ("30 4 1 2 0 1", "30 4 2 2 1 1"),
+        ("30 4 1 3 0 1", "30 4 2 3 1 1"),
+        ("30 4 1 2 0 3", "30 4 2 2 1 3"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(warnings(dir.path(), first), "", "{first}");
+        let text = warnings(dir.path(), second);
+        assert!(text.contains("changed data"), "{first}, then {second}: {text:?}");
+    }
+}
+
+/// The same data, shuffled, random, infinite or with other towers. The third run resumes a run that
+/// was itself resumed.
+#[test]
+fn the_same_elements_are_no_warning() {
+    for runs in [
+        ["30 4 1 0 0 1", "30 4 2 0 0 1", "30 4 3 0 0 1"],
+        ["30 4 1 1 0 1", "30 4 2 1 0 1", "30 4 3 1 0 1"],
+        ["30 4 1 2 0 1", "30 4 2 2 0 1", "30 4 3 2 0 1"],
+        ["30 4 1 3 0 1", "30 4 2 3 0 1", "30 4 3 3 0 1"],
+        ["30 4 1 2 0 2", "30 4 2 2 0 2", "30 4 3 2 0 1"],
+        // Five steps end a pass.
+        ["20 4 1 2 0 1", "20 4 2 2 0 1", "20 4 3 2 0 1"],
+        // This dataflow starts over; other warnings say so.
+        ["30 4 1 4 0 1", "30 4 2 4 0 1", "30 4 3 4 0 1"],
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        for run in runs {
+            let text = warnings(dir.path(), run);
+            assert!(!text.contains("changed data"), "{run}: {text:?}");
+        }
+    }
+}
+
 /// The first batch of a resumed run may be the smaller last one of a pass.
 #[test]
 fn a_smaller_last_batch_is_no_warning() {
     let dir = tempfile::tempdir().unwrap();
     // Six batches: after five steps, the next one has 2 examples.
-    assert_eq!(warnings(dir.path(), "22 4 1 0"), "");
-    assert!(!warnings(dir.path(), "22 4 2 0").contains("batch_size"));
+    assert_eq!(warnings(dir.path(), "22 4 1 0 0 1"), "");
+    assert!(!warnings(dir.path(), "22 4 2 0 0 1").contains("batch_size"));
     // And so it is recorded nowhere: the third run does not mind, either.
-    assert!(!warnings(dir.path(), "22 4 3 0").contains("batch_size"));
+    assert!(!warnings(dir.path(), "22 4 3 0 0 1").contains("batch_size"));
 }

@@ -45,3 +45,4 @@ mod towers;
 mod trackers;
 mod unknown_names;
 mod uneven_batches;
+mod version_0_1;

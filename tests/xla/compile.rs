@@ -34,11 +34,11 @@ impl ModelDesc for Deep {
     }
 }
 
-fn train(dir: &Path, device: Device, epochs: u64) -> Result<()> {
+pub(crate) fn train(dir: &Path, options: SessionOptions, epochs: u64) -> Result<()> {
     let data = FromFn::new(100, |index| Ok(vec![HostTensor::new([2, 4], vec![index as f32 / 100.0; 8])?]));
     let config = TrainConfig::new(Deep, data)
         .callback(ModelSaver::new())
-        .session(SessionOptions { device, ..SessionOptions::default() })
+        .session(options)
         .steps_per_epoch(2)
         .max_epoch(epochs)
         .logdir(dir);
@@ -49,7 +49,7 @@ fn train(dir: &Path, device: Device, epochs: u64) -> Result<()> {
 #[test]
 fn child_that_compiles() {
     if let (Some(dir), Some(device)) = (std::env::var_os(DIR), device()) {
-        train(Path::new(&dir), device, 2).unwrap();
+        train(Path::new(&dir), SessionOptions { device, ..SessionOptions::default() }, 2).unwrap();
     }
 }
 
@@ -89,7 +89,8 @@ fn a_signal_while_xla_compiles_ends_the_process_and_keeps_the_last_checkpoint() 
     }
     let dir = tempfile::tempdir().unwrap();
     // A checkpoint to resume from, written by another engine.
-    train(dir.path(), Device::Null, 1).unwrap();
+    let null = SessionOptions { device: Device::Null, ..SessionOptions::default() };
+    train(dir.path(), null, 1).unwrap();
     let before = latest(dir.path());
     assert_eq!(before.global_step, 2);
     let log = signal_while_compiling(dir.path(), libc::SIGINT);

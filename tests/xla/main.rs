@@ -6,11 +6,16 @@ mod ahead;
 mod boundary_signal;
 mod compile;
 mod errors;
+#[cfg(target_os = "linux")]
+#[path = "../../crates/tensorpack-pjrt/tests/fake_plugin/mod.rs"]
+mod fake_plugin;
 mod feeds;
 mod integers;
 #[path = "../models/mod.rs"]
 mod models;
 mod not_finite;
+#[cfg(target_os = "linux")]
+mod opening;
 #[path = "../optimizers/overflow_cases.rs"]
 mod overflow_cases;
 #[path = "../training/overflow_cases.rs"]

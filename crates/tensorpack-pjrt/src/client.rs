@@ -76,21 +76,23 @@ impl Client {
     /// A client that is not created within 300 s is an error; see [`Client::new_within`].
     #[doc(alias = "PJRT_Client_Create")]
     pub fn new(plugin: &Arc<Plugin>, options: &[(&str, OptionValue)]) -> Result<Client> {
-        Client::new_within(plugin, options, DEFAULT_DEADLINE)
+        Client::new_within(plugin, options, DEFAULT_DEADLINE, &|| Ok(()))
     }
 
     /// Like [`Client::new`], with a deadline. Creating a client may wait for a driver, or for
     /// another process that uses the devices. After 5 s of waiting, a warning is logged; after the
-    /// deadline, the wait is an error.
+    /// deadline, the wait is an error. `check` is called every 20 ms, and an error that it returns
+    /// ends the wait.
     pub fn new_within(
         plugin: &Arc<Plugin>,
         options: &[(&str, OptionValue)],
         deadline: Duration,
+        check: &dyn Fn() -> Result<()>,
     ) -> Result<Client> {
         let options: Vec<_> = options.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
         let what = format!("a client of the plugin {}", plugin.name());
         let plugin = plugin.clone();
-        call_within(&what, deadline, move || Client::create(&plugin, &options))
+        call_within(&what, deadline, check, move || Client::create(&plugin, &options))
     }
 
     fn create(plugin: &Arc<Plugin>, options: &[(String, OptionValue)]) -> Result<Client> {

@@ -14,12 +14,16 @@ const FIRST_MESSAGE: Duration = Duration::from_secs(5);
 /// The interval between further messages.
 const MESSAGE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Runs `call`, which may hang, on a thread of its own, and returns its result. After `deadline`
-/// the thread is abandoned, and the process will exit without the exit handlers of libraries.
-/// `what` completes "waiting for ..".
+/// The interval at which a wait calls `check`.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Runs `call`, which may hang, on a thread of its own, and returns its result. After `deadline`, or
+/// when `check` returns an error, the thread is abandoned, and the process will exit without the
+/// exit handlers of libraries. `what` completes "waiting for ..".
 pub(crate) fn call_within<T: Send + 'static>(
     what: &str,
     deadline: Duration,
+    check: &dyn Fn() -> Result<()>,
     call: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (send, result) = channel();
@@ -34,12 +38,16 @@ pub(crate) fn call_within<T: Send + 'static>(
     let mut next_message = FIRST_MESSAGE;
     loop {
         let wait = deadline.min(next_message).saturating_sub(begun.elapsed());
-        match result.recv_timeout(wait) {
+        match result.recv_timeout(wait.min(POLL_INTERVAL)) {
             Ok(result) => return result,
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::new(ErrorKind::Engine, format!("a panic ended the wait for {what}")));
             }
             Err(RecvTimeoutError::Timeout) => {}
+        }
+        if let Err(interrupted) = check() {
+            exit::skip_exit_handlers();
+            return Err(interrupted.within(format!("waiting for {what}")));
         }
         if begun.elapsed() >= deadline {
             exit::skip_exit_handlers();

@@ -56,14 +56,20 @@ impl Plugin {
     ///
     /// A plugin that is not loaded within 300 s is an error; see [`Plugin::open_within`].
     pub fn open(path: &Path) -> Result<Arc<Plugin>> {
-        Plugin::open_within(path, DEFAULT_DEADLINE)
+        Plugin::open_within(path, DEFAULT_DEADLINE, &|| Ok(()))
     }
 
     /// Like [`Plugin::open`], with a deadline. After 5 s of waiting, a warning is logged. After the
-    /// deadline the wait is an error, for all later calls, too: the thread that loads the plugin
-    /// cannot be stopped.
-    pub fn open_within(path: &Path, deadline: Duration) -> Result<Arc<Plugin>> {
-        // Plugins that hang are errors, all others that cannot be loaded are tried again.
+    /// deadline the wait is an error. `check` is called every 20 ms, and an error that it returns
+    /// ends the wait. Later calls return the same error: the thread that loads the plugin cannot be
+    /// stopped.
+    pub fn open_within(
+        path: &Path,
+        deadline: Duration,
+        check: &dyn Fn() -> Result<()>,
+    ) -> Result<Arc<Plugin>> {
+        // Plugins whose loading was abandoned are errors, all others that cannot be loaded are
+        // tried again.
         static OPEN: Mutex<BTreeMap<PathBuf, Result<Arc<Plugin>>>> = Mutex::new(BTreeMap::new());
         let file = path.canonicalize().map_err(|e| Error::from(e).within(path.display()))?;
         if !file.is_file() {
@@ -79,8 +85,9 @@ impl Plugin {
         }
         let what = format!("the plugin {} to load", path.display());
         let to_load = file.clone();
-        let plugin = call_within(&what, deadline, move || Plugin::load(&to_load).map(Arc::new));
-        if plugin.as_ref().err().is_none_or(|e| e.kind() == ErrorKind::Deadline) {
+        let plugin = call_within(&what, deadline, check, move || Plugin::load(&to_load).map(Arc::new));
+        let abandoned = |e: &Error| matches!(e.kind(), ErrorKind::Deadline | ErrorKind::Interrupted);
+        if plugin.as_ref().err().is_none_or(abandoned) {
             open.insert(file, plugin.clone());
         }
         plugin

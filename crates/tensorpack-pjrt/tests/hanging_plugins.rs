@@ -87,19 +87,32 @@ fn a_call_that_hangs_is_an_error_after_the_deadline() {
 
     // A client. Messages come after 5 s.
     let open = Plugin::open(&plugin(dir.path(), "create", Hang::Function(CREATE_CLIENT))).unwrap();
-    check(short, || Client::new_within(&open, &[], short), &["libcreate", "client"]);
+    check(short, || Client::new_within(&open, &[], short, &|| Ok(())), &["libcreate", "client"]);
     assert_eq!(*LINES.lock().unwrap(), Vec::<String>::new());
     let long = Duration::from_millis(5500);
-    check(long, || Client::new_within(&open, &[], long), &["libcreate", "client"]);
+    check(long, || Client::new_within(&open, &[], long, &|| Ok(())), &["libcreate", "client"]);
     let lines = std::mem::take(&mut *LINES.lock().unwrap());
     assert!(lines.len() == 1 && lines[0].contains("waiting") && lines[0].contains("libcreate"), "{lines:?}");
+
+    // An error of `check` ends the wait at once, for later calls, too.
+    let stopped = || Err(Error::new(ErrorKind::Interrupted, "stopped"));
+    let begun = Instant::now();
+    let e = Client::new_within(&open, &[], Duration::from_secs(60), &stopped).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Interrupted, "{e}");
+    assert!(e.to_string().contains("libcreate"), "{e}");
+    let file = plugin(dir.path(), "stopped", Hang::Function(INITIALIZE));
+    for check in [&stopped as &dyn Fn() -> Result<(), Error>, &|| Ok(())] {
+        let e = Plugin::open_within(&file, Duration::from_secs(60), check).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Interrupted, "{e}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(30));
 
     // The plugin itself. The loader's lock stays taken after the last of them.
     for (name, hang) in
         [("initialize", Hang::Function(INITIALIZE)), ("api", Hang::GetApi), ("load", Hang::Load)]
     {
         let file = plugin(dir.path(), name, hang);
-        check(short, || Plugin::open_within(&file, short), &[name]);
+        check(short, || Plugin::open_within(&file, short, &|| Ok(())), &[name]);
         // It is not tried again.
         let begun = Instant::now();
         assert_eq!(Plugin::open(&file).unwrap_err().kind(), ErrorKind::Deadline);

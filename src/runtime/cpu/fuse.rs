@@ -9,6 +9,7 @@ use crate::kir::{
     self, BufferId, Class, Epilogue, ExprBuilder, Kernel, KernelNode, MapBody, Program, ReduceKind, Reg,
     Step, Unary, View,
 };
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use tensorpack_tensor::DType;
 
@@ -48,6 +49,44 @@ struct Fusion<'a> {
     kept: HashSet<BufferId>,
 }
 
+/// The nodes that read each buffer. A search of all nodes for every map would take quadratic time.
+#[derive(PartialEq)]
+struct Readers(HashMap<BufferId, Vec<usize>>);
+
+impl Readers {
+    fn new(nodes: &[Option<KernelNode>]) -> Readers {
+        let mut readers = Readers(HashMap::new());
+        nodes.iter().enumerate().for_each(|(i, node)| readers.add(i, node));
+        readers
+    }
+
+    /// Returns the nodes that read a buffer, in order.
+    fn of(&self, buffer: BufferId) -> &[usize] {
+        self.0.get(&buffer).map_or(&[], Vec::as_slice)
+    }
+
+    fn add(&mut self, i: usize, node: &Option<KernelNode>) {
+        for view in node.iter().flat_map(|n| n.kernel.reads()) {
+            let list = self.0.entry(view.buffer).or_default();
+            if let Err(at) = list.binary_search(&i) {
+                list.insert(at, i);
+            }
+        }
+    }
+
+    fn remove(&mut self, i: usize, node: &Option<KernelNode>) {
+        for view in node.iter().flat_map(|n| n.kernel.reads()) {
+            let Entry::Occupied(mut list) = self.0.entry(view.buffer) else { continue };
+            if let Ok(at) = list.get().binary_search(&i) {
+                list.get_mut().remove(at);
+            }
+            if list.get().is_empty() {
+                list.remove();
+            }
+        }
+    }
+}
+
 impl<'a> Fusion<'a> {
     fn new(program: &'a mut Program) -> Fusion<'a> {
         let nodes = std::mem::take(&mut program.kernels).into_iter().map(Some).collect();
@@ -55,20 +94,6 @@ impl<'a> Fusion<'a> {
         let updating = program.updates.iter().map(|u| u.value.buffer).collect();
         let kept = program.kept.iter().map(|v| v.buffer).collect();
         Fusion { program, nodes, wanted, updating, kept }
-    }
-
-    /// Returns the nodes that read each buffer, in order.
-    fn readers(&self) -> HashMap<BufferId, Vec<usize>> {
-        let mut readers: HashMap<BufferId, Vec<usize>> = HashMap::new();
-        for (i, node) in self.nodes.iter().enumerate() {
-            for view in node.iter().flat_map(|n| n.kernel.reads()) {
-                let list = readers.entry(view.buffer).or_default();
-                if list.last() != Some(&i) {
-                    list.push(i);
-                }
-            }
-        }
-        readers
     }
 
     fn body(&self, i: usize) -> Option<&MapBody> {
@@ -84,6 +109,10 @@ impl<'a> Fusion<'a> {
     /// else needs it, or its first reader stores it too; and `inlined` can trace each element of
     /// every view of it back to one element of the map.
     fn inline_maps(&mut self) {
+        let mut readers = Readers::new(&self.nodes);
+        let contractions =
+            self.nodes.iter().flatten().filter(|n| matches!(n.kernel, Kernel::Contract { .. }));
+        let contracted: HashSet<BufferId> = contractions.flat_map(|n| n.outputs.iter().copied()).collect();
         for i in 0..self.nodes.len() {
             let Some(KernelNode { kernel: Kernel::Map(producer), outputs, .. }) = &self.nodes[i] else {
                 continue;
@@ -93,8 +122,9 @@ impl<'a> Fusion<'a> {
             let exact = |b: &BufferId| {
                 matches!(self.program.buffer(*b).dtype, DType::F32 | DType::F64 | DType::I64 | DType::Bool)
             };
-            let users: Vec<usize> =
-                (i + 1..self.nodes.len()).filter(|&n| outputs.iter().any(|&b| self.reads(n, b))).collect();
+            let mut users: Vec<usize> = outputs.iter().flat_map(|&b| readers.of(b)).copied().collect();
+            users.sort_unstable();
+            users.dedup();
             if users.is_empty() || !outputs.iter().all(exact) || outputs.iter().any(|b| self.kept.contains(b))
             {
                 continue;
@@ -104,22 +134,32 @@ impl<'a> Fusion<'a> {
                 .iter()
                 .map(|&u| self.body(u).and_then(|body| inlined(body, &producer, &outputs)))
                 .collect();
+            // A contraction result that only this map reads will be fused as its epilogue, which
+            // costs nothing.
+            let epilogue_to_be = producer
+                .operands
+                .iter()
+                .any(|v| contracted.contains(&v.buffer) && readers.of(v.buffer).len() == 1);
             match merged {
                 Some(bodies)
-                    if !stored && (users.len() == 1 || self.worth_repeating(&producer, &users, &bodies)) =>
+                    if !stored
+                        && (users.len() == 1
+                            || !epilogue_to_be && self.worth_repeating(&producer, &users, &bodies)) =>
                 {
                     for (&u, body) in users.iter().zip(bodies) {
-                        self.set_body(u, body);
+                        self.change(u, &mut readers, |node| set_body(node, body));
                     }
-                    self.nodes[i] = None;
+                    self.change(i, &mut readers, |node| *node = None);
                 }
                 _ => {
-                    if self.join_with_first(&producer, &outputs, &users) {
-                        self.nodes[i] = None;
+                    if let Some(joined) = self.joined_with_first(&producer, &outputs, &users) {
+                        self.change(users[0], &mut readers, |node| *node = Some(joined));
+                        self.change(i, &mut readers, |node| *node = None);
                     }
                 }
             }
         }
+        debug_assert!(readers == Readers::new(&self.nodes), "the readers are not those of the nodes");
     }
 
     fn is_stored(&self, b: BufferId) -> bool {
@@ -130,12 +170,11 @@ impl<'a> Fusion<'a> {
         self.nodes[i].as_ref().is_some_and(|n| n.kernel.reads().iter().any(|v| v.buffer == buffer))
     }
 
-    fn set_body(&mut self, i: usize, new: MapBody) {
-        if let Some(KernelNode { kernel: Kernel::Map(body) | Kernel::Reduce { body, .. }, .. }) =
-            &mut self.nodes[i]
-        {
-            *body = new;
-        }
+    /// Changes a node, and `readers` with it.
+    fn change(&mut self, i: usize, readers: &mut Readers, change: impl FnOnce(&mut Option<KernelNode>)) {
+        readers.remove(i, &self.nodes[i]);
+        change(&mut self.nodes[i]);
+        readers.add(i, &self.nodes[i]);
     }
 
     /// Returns whether computing a map once for each of its readers moves less memory than storing
@@ -158,15 +197,7 @@ impl<'a> Fusion<'a> {
                 ) | Step::Binary(crate::kir::Binary::Pow, ..)
             )
         };
-        // A contraction result that only this map reads will be fused as its epilogue, which costs
-        // nothing.
-        let epilogue_to_be = producer.operands.iter().any(|v| {
-            let makes =
-                |n: &KernelNode| n.outputs.contains(&v.buffer) && matches!(n.kernel, Kernel::Contract { .. });
-            let readers = (0..self.nodes.len()).filter(|&n| self.reads(n, v.buffer)).count();
-            readers == 1 && self.nodes.iter().flatten().any(makes)
-        });
-        if producer.expr.steps.iter().any(costly) || producer.expr.steps.len() > 12 || epilogue_to_be {
+        if producer.expr.steps.iter().any(costly) || producer.expr.steps.len() > 12 {
             return false;
         }
         // Only what is read element by element counts: what repeats stays in cache.
@@ -183,16 +214,20 @@ impl<'a> Fusion<'a> {
         repeated <= before + full(producer) + 1
     }
 
-    /// Computes a map together with its first reader, which then stores the outputs of both that
-    /// others need.
+    /// Returns the first reader of a map joined with it: it stores the outputs of both that others
+    /// need. Returns `None` if they cannot be joined.
     ///
     /// Preconditions: the reader is a map over the same sizes and reads the results whole and in
     /// order (sizes, strides and offset), so that element `i` of one is computed together with
     /// element `i` of the other.
-    fn join_with_first(&mut self, producer: &MapBody, made: &[BufferId], users: &[usize]) -> bool {
-        let first = users[0];
-        let Some(KernelNode { kernel: Kernel::Map(reader), outputs, .. }) = &self.nodes[first] else {
-            return false;
+    fn joined_with_first(
+        &self,
+        producer: &MapBody,
+        made: &[BufferId],
+        users: &[usize],
+    ) -> Option<KernelNode> {
+        let Some(KernelNode { kernel: Kernel::Map(reader), outputs, origin }) = &self.nodes[users[0]] else {
+            return None;
         };
         let kept: Vec<usize> = (0..made.len())
             .filter(|&k| self.is_stored(made[k]) || users[1..].iter().any(|&u| self.reads(u, made[k])))
@@ -203,9 +238,9 @@ impl<'a> Fusion<'a> {
             // passes.
             && kir::elements(&reader.sizes) > 1;
         if !same_space || outputs.len() + kept.len() > 6 {
-            return false;
+            return None;
         }
-        let Some(mut body) = inlined(reader, producer, made) else { return false };
+        let mut body = inlined(reader, producer, made)?;
         let mut operands = std::mem::take(&mut body.operands);
         let mut b = ExprBuilder::default();
         let mut regs = b.inline(&body.expr, |b, i, class| b.operand(i, operands[i].dtype, class), |a| a);
@@ -217,12 +252,10 @@ impl<'a> Fusion<'a> {
         regs.extend(kept.iter().map(|&k| own[k]));
         let joined = crate::kir::compact(&body.sizes, operands, b.finish(&regs));
         if joined.operands.len() > MAX_OPERANDS || joined.expr.steps.len() > MAX_STEPS {
-            return false;
+            return None;
         }
-        let Some(node) = self.nodes[first].as_mut() else { return false };
-        node.kernel = Kernel::Map(joined);
-        node.outputs.extend(kept.iter().map(|&k| made[k]));
-        true
+        let outputs = outputs.iter().copied().chain(kept.iter().map(|&k| made[k])).collect();
+        Some(KernelNode { kernel: Kernel::Map(joined), outputs, origin: origin.clone() })
     }
 
     /// Fuses maps of contraction results as epilogues.
@@ -232,7 +265,7 @@ impl<'a> Fusion<'a> {
     /// last of these sizes is the number of columns of the contraction, because it is computed on
     /// blocks of rows and columns. Its other operands may have any strides.
     fn epilogues(&mut self) {
-        let readers = self.readers();
+        let readers = Readers::new(&self.nodes);
         for i in 0..self.nodes.len() {
             let Some(KernelNode { kernel: Kernel::Contract { kind, epilogue: None, .. }, outputs, .. }) =
                 &self.nodes[i]
@@ -240,7 +273,7 @@ impl<'a> Fusion<'a> {
                 continue;
             };
             let (made, columns) = (outputs[0], kind.out_columns());
-            let [user] = readers.get(&made).map_or(&[][..], Vec::as_slice) else { continue };
+            let [user] = readers.of(made) else { continue };
             if self.is_stored(made) || self.kept.contains(&made) {
                 continue;
             }
@@ -351,6 +384,13 @@ impl<'a> Fusion<'a> {
         let kernel = Kernel::Reduce { body, reduced, kinds: [kinds, more].concat() };
         let outputs = [first.outputs, second.outputs].concat();
         self.nodes[at] = Some(KernelNode { kernel, outputs, origin: second.origin });
+    }
+}
+
+/// Sets what a map or a reduction computes.
+fn set_body(node: &mut Option<KernelNode>, new: MapBody) {
+    if let Some(KernelNode { kernel: Kernel::Map(body) | Kernel::Reduce { body, .. }, .. }) = node {
+        *body = new;
     }
 }
 

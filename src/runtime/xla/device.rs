@@ -57,12 +57,13 @@ impl Engine for XlaEngine {
 
     fn create(&self, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
         let (platform, index) = parts(options.device)?;
+        let interrupt = &options.interrupt;
         let options = XlaOptions {
             memory_limit: options.memory_limit,
             deadline: options.deadline,
             full_precision: options.full_precision,
             deterministic: options.deterministic,
         };
-        Ok(Box::new(XlaExecutor::open(platform, index, options)?))
+        Ok(Box::new(XlaExecutor::open(platform, index, options, interrupt)?))
     }
 }

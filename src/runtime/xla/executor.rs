@@ -25,8 +25,9 @@ impl XlaExecutor {
         platform: Platform,
         index: usize,
         options: XlaOptions,
+        interrupt: &Interrupt,
     ) -> Result<XlaExecutor> {
-        let target = Target::open(platform, index, options)?;
+        let target = Target::open(platform, index, options, interrupt)?;
         Ok(XlaExecutor { staged: StagedFeeds::new(&target), target, variables: Arc::default() })
     }
 
@@ -70,10 +71,6 @@ impl Executor for XlaExecutor {
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
         let lowered = source.lower()?;
         Ok(Box::new(self.program(&lowered, Purpose::Run)?))
-    }
-
-    fn watch(&mut self, interrupt: &Interrupt) {
-        self.target.interrupt = interrupt.clone();
     }
 
     fn runs_ahead(&self) -> bool {
@@ -139,7 +136,7 @@ mod tests {
             full_precision: true,
             deterministic: true,
         };
-        let mut executor = XlaExecutor::open(Platform::Cpu, 0, options).unwrap();
+        let mut executor = XlaExecutor::open(Platform::Cpu, 0, options, &Interrupt::new()).unwrap();
         executor.create_variables(graph.variables(), 0).unwrap();
         let request = request(&[Fetch::from(&double)], &[]);
         let mut program = executor.compile(&Source::new(&graph, &request, Reading::InPlace)).unwrap();

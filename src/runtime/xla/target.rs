@@ -26,7 +26,7 @@ pub(in crate::runtime) struct XlaOptions {
 pub(super) struct Target {
     pub(super) client: Arc<pjrt::Client>,
     pub(super) options: XlaOptions,
-    /// Checked while the compiler runs.
+    /// Checked while the plugin is opened and while the compiler runs.
     pub(super) interrupt: Interrupt,
     platform: Platform,
     first: usize,
@@ -34,9 +34,14 @@ pub(super) struct Target {
 
 impl Target {
     /// Opens the devices of a platform, starting with index `first`.
-    pub(super) fn open(platform: Platform, first: usize, options: XlaOptions) -> Result<Target> {
-        let client = clients::client(platform, options.deadline)?;
-        let target = Target { client, options, interrupt: Interrupt::new(), platform, first };
+    pub(super) fn open(
+        platform: Platform,
+        first: usize,
+        options: XlaOptions,
+        interrupt: &Interrupt,
+    ) -> Result<Target> {
+        let client = clients::client(platform, options.deadline, interrupt)?;
+        let target = Target { client, options, interrupt: interrupt.clone(), platform, first };
         target.device(0)?;
         Ok(target)
     }
