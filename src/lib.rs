@@ -68,6 +68,8 @@ mod documentation {
     struct Callbacks;
     #[doc = include_str!("../docs/training.md")]
     struct Training;
+    #[doc = include_str!("../docs/distributed.md")]
+    struct Distributed;
     #[doc = include_str!("../docs/write-a-trainer.md")]
     struct WriteATrainer;
     #[doc = include_str!("../docs/predict.md")]

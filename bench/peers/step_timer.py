@@ -49,7 +49,9 @@ def arguments(description, forms):
         parser.error("--batch, --steps and --threads are at least 1")
     if args.dtype == "bf16" and args.model != "resnet50":
         parser.error("only resnet50 is measured in bf16")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+    # Processes of a distributed run share all cores with the threads that communicate.
+    if "WORLD_SIZE" not in os.environ:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     return args
 
 

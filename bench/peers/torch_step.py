@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """One training step of the reference models in PyTorch."""
 
+import os
+
 import step_timer
 
 FORMS = ["eager", "eager-channels-last", "compile", "compile-channels-last"]
@@ -155,6 +157,14 @@ def compiled(function):
     return torch.compile(function) if args.form.startswith("compile") else function
 
 
+def distributed(model):
+    """Averages gradients over the processes that torchrun started, if it did."""
+    if "WORLD_SIZE" not in os.environ:
+        return model
+    torch.distributed.init_process_group("gloo")
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
 def classifier():
     model = {"mlp": mlp, "dqn": dqn, "mnist": mnist, "resnet32": Resnet32, "resnet50": Resnet50}[args.model]()
     model = model.train().to(args.device)
@@ -168,12 +178,13 @@ def classifier():
         )
     else:
         optimizer = torch.optim.Adam(model.parameters(), step_timer.LEARNING_RATE, fused=True)
+    trained = distributed(model)
     # Convolutions and products in bf16, statistics of batch norm and weights in f32.
     mixed = torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bf16")
 
     def mean_over_batch():
         with mixed:
-            logits = model(x)
+            logits = trained(x)
         return F.cross_entropy(logits.float(), labels)
 
     cost = compiled(mean_over_batch)

@@ -90,6 +90,9 @@ struct StepArgs {
     /// The devices, with a tower on each.
     #[arg(long, value_name = "LIST", default_value = "cpu:0", value_delimiter = ',', action = ArgAction::Set)]
     devices: Vec<Device>,
+    /// Train together with the other processes that a launcher started.
+    #[arg(long)]
+    distributed: bool,
     /// The batch size of each tower; the default depends on the model.
     #[arg(long, value_name = "B")]
     batch: Option<usize>,

@@ -3,7 +3,7 @@
 use crate::memory::peak_rss_mb;
 use crate::models::Model;
 use crate::{StepArgs, roofline, towers};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tensorpack::graph::{Fetch, Graph};
 use tensorpack::runtime::{Device, IntoFetch, Session, SessionOptions};
 use tensorpack::{DType, HostTensor, Result};
@@ -29,15 +29,20 @@ fn one_tower(model: Model, batch: usize, dtype: DType) -> Result<Built> {
 
 pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
     let batch = args.batch.unwrap_or(args.model.batch());
-    let Built { graph, cost, step, inputs } = match args.devices[..] {
-        [_] => one_tower(args.model, batch, args.dtype)?,
-        _ => towers::build(args.model, batch, args.dtype, &args.devices)?,
+    let (Built { graph, cost, step, inputs }, group) = match args.devices[..] {
+        _ if args.distributed => {
+            let (built, group) = towers::build_distributed(args.model, batch, args.dtype, &args.devices)?;
+            (built, Some(group))
+        }
+        [_] => (one_tower(args.model, batch, args.dtype)?, None),
+        _ => (towers::build(args.model, batch, args.dtype, &args.devices)?, None),
     };
     let session_options = SessionOptions {
         device: args.devices[0],
         threads: args.threads,
         isa: args.isa,
         profile: args.profile,
+        process_group: group.clone(),
         ..SessionOptions::default()
     };
     let session = Session::with(graph.freeze()?, session_options)?;
@@ -54,6 +59,8 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
     for _ in 0..WARM_UP {
         session.run_prepared(&step, &feeds, &mut outputs)?;
     }
+    let waited = || group.as_ref().map_or(0.0, |group| group.exposed_communication().as_secs_f64());
+    let waited_before = waited();
     let mut times: Vec<f64> = Vec::with_capacity(args.steps);
     for _ in 0..args.steps.max(1) {
         let began = Instant::now();
@@ -61,16 +68,24 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
         times.push(began.elapsed().as_secs_f64());
     }
     let mean = times.iter().sum::<f64>() / times.len() as f64 * 1e3;
+    let exposed = (waited() - waited_before) / times.len() as f64 * 1e3;
+    let (rank, ranks) = group.as_ref().map_or((0, 1), |group| (group.rank(), group.size()));
+    if let Some(group) = &group {
+        group.leave(Duration::from_secs(60))?;
+    }
+    if rank > 0 {
+        return Ok(());
+    }
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let loss = outputs[0].to_scalar()?;
-    let (ms, rate) = (median * 1e3, (batch * args.devices.len()) as f64 / median);
+    let (ms, rate) = (median * 1e3, (batch * args.devices.len() * ranks) as f64 / median);
     let devices = args.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
     let rss = peak_rss_mb();
     if args.json {
         println!(
             "{{\"model\":\"{}\",\"devices\":\"{}\",\"batch\":{},\"ms_per_step\":{ms:.4},\"ms_mean\":{mean:.4},\"examples_per_s\":{rate:.1},\
-             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1}}}",
+             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1},\"ranks\":{ranks},\"exposed_ms\":{exposed:.4}}}",
             args.model.name(),
             devices,
             batch
@@ -84,6 +99,9 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
             batch,
             times[0] * 1e3
         );
+    }
+    if ranks > 1 && !args.json {
+        println!("{ranks} ranks; exposed communication {exposed:.3} ms per step");
     }
     if args.profile {
         roofline::print_table(&session.profile()?, args.threads)?;

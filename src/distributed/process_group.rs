@@ -197,6 +197,13 @@ impl ProcessGroup {
         self.rendezvous.barrier(&format!("{name}/{count}"), timeout)
     }
 
+    /// Leaves the run: from here on, the end of this process is no failure. Waits for the others, at
+    /// most for `timeout`.
+    pub fn leave(&self, timeout: Duration) -> Result<()> {
+        self.barrier("end", timeout)?;
+        self.rendezvous.leave(timeout)
+    }
+
     /// Names the rank that caused an error of MPI, if the control plane knows it.
     fn explain(&self, e: Error) -> Error {
         if e.kind() == ErrorKind::Peer {

@@ -70,8 +70,9 @@ impl DistributedTrainerReplicated {
         Configured { config, trainer: DistributedTrainerReplicated::new(towers).into() }
     }
 
-    /// Joins the other processes, once.
-    fn join(&self) -> Result<&Arc<ProcessGroup>> {
+    /// Joins the other processes, once. Building the graph does so, too; call it before to know the
+    /// rank.
+    pub fn join(&self) -> Result<&Arc<ProcessGroup>> {
         if let Some(group) = self.group.get() {
             return Ok(group);
         }

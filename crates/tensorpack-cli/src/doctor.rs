@@ -34,8 +34,7 @@ pub(crate) fn report(out: &mut impl Write) -> io::Result<()> {
     if missing {
         writeln!(out, "  (packages of python3 are not listed here; a session searches them, too)")?;
     }
-    report_mpi(out)?;
-    writeln!(out, "training on many machines: not yet supported")
+    report_mpi(out)
 }
 
 /// Lists MPI libraries, without opening them: two in one process would clash.
