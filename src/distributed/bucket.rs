@@ -256,12 +256,11 @@ impl Bucket {
                 return Err(Error::new(ErrorKind::Engine, format!("{} is in flight", self.name)));
             }
         };
-        let bucket = self.clone();
+        let (bucket, ranks) = (self.clone(), group.clone());
         group.submit(deadline, move |world, deadline, check| {
-            let exchanged = match world {
-                Ok(world) => buffers.exchange(&bucket.layout, world, deadline, check),
-                Err(e) => Err(e),
-            };
+            let exchange = |world| buffers.exchange(&bucket.layout, world, deadline, check);
+            // Before the towers get the error: it must name the rank that they waited for.
+            let exchanged = world.and_then(|world| exchange(world).map_err(|e| ranks.explain(e)));
             let failed = exchanged.as_ref().err().cloned();
             bucket.returned(exchanged);
             failed.map_or(Ok(()), Err)
