@@ -17,8 +17,6 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
 /// The signal with which processes end that did not get one themselves: SIGTERM.
 const TERMINATE: i32 = 15;
-/// How long the processes wait for each other at the end of a run.
-const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The processes that train together.
 pub(super) struct Ranks {
@@ -227,18 +225,19 @@ pub(super) fn after_save(group: &Arc<ProcessGroup>, state: &TrainState) -> Resul
 
 /// Ends the part of this process in a run: tells the others how it ended, and waits for them if all
 /// is well.
-pub(super) fn finish(group: &Arc<ProcessGroup>, ended: Result<Trained>) -> Result<Trained> {
-    match ended {
-        Ok(trained) => {
-            group.rendezvous().set_activity("finished");
-            group.barrier("end", END_TIMEOUT).and_then(|()| group.rendezvous().leave(END_TIMEOUT))?;
-            Ok(trained)
-        }
-        Err(e) => {
-            group.fail(&e);
-            Err(e)
-        }
-    }
+pub(super) fn finish(
+    group: &Arc<ProcessGroup>,
+    ended: Result<Trained>,
+    deadline: Duration,
+) -> Result<Trained> {
+    let leave = |trained| {
+        group.rendezvous().set_activity("finished");
+        group.barrier("end", deadline)?;
+        group.rendezvous().leave(deadline)?;
+        Ok(trained)
+    };
+    // Also if another rank fails at the end: this process must not wait for it in MPI.
+    ended.and_then(leave).inspect_err(|e| group.fail(e))
 }
 
 /// Returns the number of threads of a tower, if this process has `towers` and shares the cores of
