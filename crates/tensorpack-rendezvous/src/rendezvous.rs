@@ -295,11 +295,17 @@ impl Rendezvous {
     }
 
     /// Reports that this rank failed, and returns the first failure of the run, which every rank
-    /// learns: this one, unless another rank failed before. Waits at most for `timeout` until the
-    /// coordinator has it.
+    /// learns: this one, unless another rank failed before. An empty `place` stands for the rank's
+    /// [activity](Rendezvous::set_activity). Waits at most for `timeout` until the coordinator has
+    /// it.
     pub fn fail(&self, place: &str, message: &str, timeout: Duration) -> Failure {
-        let (step, rank) = (self.shared.lock().step, self.shared.rank);
-        let (place, message) = (place.to_owned(), message.to_owned());
+        let (step, activity) = {
+            let state = self.shared.lock();
+            (state.step, state.activity.clone())
+        };
+        let rank = self.shared.rank;
+        let place = if place.is_empty() { activity } else { place.to_owned() };
+        let message = message.to_owned();
         let own = Failure {
             rank,
             host: self.shared.hosts[rank as usize].clone(),
