@@ -4,7 +4,7 @@
 use super::Trained;
 use crate::callback::TrainState;
 use crate::distributed::ProcessGroup;
-use crate::graph::{Frozen, VariableInfo, split_tower};
+use crate::graph::{Frozen, NodeKind, VariableInfo, split_tower};
 use crate::input::{InputSource, OtherTowers};
 use crate::io::Checkpoint;
 use crate::runtime::Interrupt;
@@ -173,7 +173,11 @@ fn about(state: &TrainState, input: Option<&dyn InputSource>) -> Result<Value> {
     let variables = shared.iter().map(|v| format!("{} {}{:?}", v.name, v.dtype, v.sizes));
     let nodes = graph.nodes().iter().map(|n| {
         let outputs: Vec<String> = n.outputs.iter().map(|o| format!("{}{}", o.dtype, o.shape)).collect();
-        format!("{} {} {:?} {outputs:?}", split_tower(&n.name).1, n.kind.name(), n.inputs)
+        let attributes = match &n.kind {
+            NodeKind::Op(op) => op.identity_hash(),
+            _ => 0,
+        };
+        format!("{} {} {attributes:x} {:?} {outputs:?}", split_tower(&n.name).1, n.kind.name(), n.inputs)
     });
     let checksum = |lines: &mut dyn Iterator<Item = String>| {
         format!("{:08x}", lines.fold(0, |crc, line| crc32c::crc32c_append(crc, line.as_bytes())))
