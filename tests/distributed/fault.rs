@@ -104,8 +104,9 @@ impl CustomKernel for FaultOp {
     fn run(&self, inputs: &[HostTensor], outputs: &mut [HostTensor]) -> Result<()> {
         outputs[0].clone_from(&inputs[0]);
         let fault = FAULT.get().map(|(fault, ..)| fault);
-        if fault.is_some_and(|fault| fault.kind == Kind::NotFinite) {
-            if is_due(self.0).is_some() {
+        if let Some(fault) = fault.filter(|fault| fault.kind == Kind::NotFinite) {
+            // In the whole step: the search for the tensor repeats it.
+            if fault.place == self.0 && fault.step == STEP.load(Ordering::Relaxed) {
                 outputs[0].as_mut_slice::<f32>()?[0] = f32::NAN;
             }
             return Ok(());

@@ -21,8 +21,8 @@ use tensorpack_testing::{Requirement, skip};
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// A shell script that runs its arguments, and writes the rank's exit status with the time to the
-/// folder of the run.
-const SCRIPT: &str = r#""$@"; status=$?
+/// folder of the run. Launchers may send signals to it, too.
+const SCRIPT: &str = r#"trap : HUP INT TERM; "$@"; status=$?
 rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
 echo "$status $(date +%s%N)" > "$0/.status-$rank"; mv "$0/.status-$rank" "$0/status-$rank"
 exit $status"#;
@@ -45,13 +45,14 @@ impl Installation {
     #[track_caller]
     pub(crate) fn all() -> Vec<Installation> {
         let mut reasons = Vec::new();
-        let found = find_libraries().unwrap().into_iter().filter_map(|library| match Mpiexec::find(&library) {
-            Ok(mpiexec) => Some(Installation { library, mpiexec: mpiexec.grace(Duration::from_secs(8)) }),
-            Err(e) => {
-                reasons.push(e.to_string());
-                None
-            }
-        });
+        let found =
+            find_libraries().unwrap().into_iter().filter_map(|library| match Mpiexec::find(&library) {
+                Ok(mpiexec) => Some(Installation { library, mpiexec: mpiexec.grace(Duration::from_secs(8)) }),
+                Err(e) => {
+                    reasons.push(e.to_string());
+                    None
+                }
+            });
         let found: Vec<Installation> = found.collect();
         if found.is_empty() {
             skip(Requirement::Mpi, &format!("there is no MPI with its mpiexec {}", reasons.join("; ")));
@@ -166,7 +167,9 @@ impl Run {
     /// Waits until these ranks have ended, and returns their exit statuses.
     #[track_caller]
     pub(crate) fn statuses(&mut self, ranks: impl Iterator<Item = usize>) -> Vec<i32> {
-        ranks.map(|rank| self.wait_for(&format!("the end of rank {rank}"), |run| run.status(rank)).0).collect()
+        ranks
+            .map(|rank| self.wait_for(&format!("the end of rank {rank}"), |run| run.status(rank)).0)
+            .collect()
     }
 
     #[track_caller]
@@ -181,6 +184,14 @@ impl Run {
         let pid = self.wait_for("the start of a rank", |run| run.read(&format!("pid-{rank}")));
         // SAFETY: takes numbers. The rank runs, so its id belongs to it.
         assert_eq!(unsafe { libc::kill(pid.parse().unwrap(), number) }, 0);
+    }
+}
+
+impl Run {
+    /// Sends the launcher a signal.
+    pub(crate) fn signal_launcher(&self, number: i32) {
+        // SAFETY: takes numbers. The launcher has not been waited for, so its id belongs to it.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, number) }, 0);
     }
 }
 

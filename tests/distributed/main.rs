@@ -12,6 +12,7 @@
 //! | variable | meaning | default |
 //! |---|---|---|
 //! | `TENSORPACK_TEST_FAULTS` | the number of faults to draw, or `all` | 6 |
+//! | `TENSORPACK_TEST_FAULT` | runs the faults whose name contains this, such as `Kill/Save/0` | |
 //! | `TENSORPACK_TEST_SEED` | the seed of the sample | 0 |
 #![cfg(target_os = "linux")]
 
@@ -22,6 +23,12 @@ mod program;
 mod sample;
 mod launch;
 mod bits;
+mod differences;
+mod faults;
+mod not_finite;
+mod restarts;
+mod stops;
+mod strangers;
 
 /// In the process of a rank: trains. Elsewhere does nothing.
 #[test]

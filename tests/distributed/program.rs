@@ -2,7 +2,7 @@
 
 use crate::fault::{self, FaultyDisk};
 use crate::models::{Classifier, training_data, validation_data};
-use crate::task::{Difference, Place, Task};
+use crate::task::{Difference, Kind, Place, Task};
 use serde::{Deserialize, Serialize};
 use std::env;
 use std::fs;
@@ -25,8 +25,6 @@ pub(crate) struct Report {
     pub(crate) kind: String,
     /// The error, or how training ended.
     pub(crate) text: String,
-    /// Steps skipped because they were not finite.
-    pub(crate) skipped: u64,
     /// The nanoseconds since 1970.
     pub(crate) time: u128,
 }
@@ -50,18 +48,20 @@ pub(crate) fn run() {
     let rank = rank();
     write_whole(&folder, &format!("pid-{rank}"), std::process::id().to_string().as_bytes());
     if let Some(fault) = task.fault.filter(|fault| fault.rank == rank) {
-        // Two heartbeats, which come four times in a peer timeout.
-        fault::set(fault, &folder, task.peer_timeout.min(Duration::from_secs(4)) / 2);
+        // Somewhat more than two heartbeats, which come four times in a peer timeout: what rank 0 does
+        // goes to the coordinator with its own heartbeat and to the others with the answer to theirs. A
+        // rank that hangs goes on sending them.
+        let delay = if fault.kind == Kind::Hang { Duration::ZERO } else { task.peer_timeout.mul_f64(0.6) };
+        fault::set(fault, &folder, delay.min(Duration::from_millis(1500)));
     }
     let difference = task.difference.filter(|(other, _)| *other == rank).map(|(_, difference)| difference);
     let ended = train(&task, rank, difference);
-    let skipped = ended.as_ref().map_or(0, |trained| trained.monitors.latest("skipped_steps").unwrap_or(0.0) as u64);
     let (kind, text) = match &ended {
         Ok(trained) => ("Ok".to_owned(), format!("{:?}", trained.ended)),
         Err(e) => (format!("{:?}", e.kind()), e.to_string()),
     };
     let is_finished = matches!(&ended, Ok(trained) if trained.ended == Ended::Finished);
-    let report = Report { kind, text, skipped, time: fault::now() };
+    let report = Report { kind, text, time: fault::now() };
     write_whole(&folder, &format!("end-{rank}"), &serde_json::to_vec(&report).unwrap());
     drop(ended);
     std::process::exit(if is_finished { 0 } else { 1 });

@@ -1,9 +1,11 @@
 //! Which of all cases a run of the tests tries.
 
 use std::env;
+use std::fmt::Display;
 use tensorpack::tensor::CounterRng;
 
 const CASES: &str = "TENSORPACK_TEST_FAULTS";
+const CASE: &str = "TENSORPACK_TEST_FAULT";
 const SEED: &str = "TENSORPACK_TEST_SEED";
 
 fn number(name: &str, default: u64) -> u64 {
@@ -15,8 +17,13 @@ pub(crate) fn is_complete() -> bool {
     env::var(CASES).is_ok_and(|text| text == "all")
 }
 
-/// Returns some of the cases: `default` of them, or as many as `TENSORPACK_TEST_FAULTS` says.
-pub(crate) fn sample<T>(what: &str, mut all: Vec<T>, default: usize) -> Vec<T> {
+/// Returns some of the cases: `default` of them, or as many as `TENSORPACK_TEST_FAULTS` says. Those
+/// that `TENSORPACK_TEST_FAULT` names, if it is set.
+pub(crate) fn sample<T: Display>(what: &str, mut all: Vec<T>, default: usize) -> Vec<T> {
+    if let Ok(part) = env::var(CASE) {
+        all.retain(|case| case.to_string().contains(&part));
+        return all;
+    }
     if is_complete() {
         return all;
     }

@@ -1,6 +1,7 @@
 //! What the processes of a run are told to do, handed to them in a file.
 
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -68,6 +69,12 @@ pub(crate) struct Fault {
     pub(crate) rank: usize,
     /// The first step at which it happens; it happens once.
     pub(crate) step: u64,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}/{:?}/{}", self.kind, self.place, self.rank)
+    }
 }
 
 /// What one rank does in another way than the others.
