@@ -112,7 +112,7 @@ pub(crate) struct Run {
 
 impl Run {
     /// Starts a shell with `command`, by way of a launcher or not.
-    fn start(mut command: Command, ranks: usize, task: &Task) -> Run {
+    pub(crate) fn start(mut command: Command, ranks: usize, task: &Task) -> Run {
         let folder = tempfile::tempdir().unwrap();
         task.write(folder.path());
         command.args(["-c", SCRIPT]).arg(folder.path()).arg(env::current_exe().unwrap());
@@ -185,9 +185,14 @@ impl Run {
         // SAFETY: takes numbers. The rank runs, so its id belongs to it.
         assert_eq!(unsafe { libc::kill(pid.parse().unwrap(), number) }, 0);
     }
-}
 
-impl Run {
+    /// Returns whether the process of a rank exists.
+    pub(crate) fn is_running(&self, rank: usize) -> bool {
+        let pid = self.read(&format!("pid-{rank}")).unwrap_or_default();
+        // One that nobody has waited for has no command line any more.
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+    }
+
     /// Sends the launcher a signal.
     pub(crate) fn signal_launcher(&self, number: i32) {
         // SAFETY: takes numbers. The launcher has not been waited for, so its id belongs to it.

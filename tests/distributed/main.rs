@@ -25,6 +25,8 @@ mod launch;
 mod bits;
 mod differences;
 mod faults;
+mod wire;
+mod network;
 mod not_finite;
 mod restarts;
 mod stops;

@@ -5,6 +5,7 @@ use crate::launch::{Installation, Outcome, Run, last_checkpoint, one_at_a_time, 
 use crate::sample::sample;
 use crate::task::{Fault, Kind, Net, Place, Task};
 use std::fmt;
+use std::time::{Duration, Instant};
 
 const RANKS: usize = 3;
 
@@ -13,7 +14,6 @@ const RANKS: usize = 3;
 enum To {
     Rank(usize),
     All,
-    Launcher,
 }
 
 /// A signal while a rank is at this place.
@@ -34,7 +34,6 @@ fn send(run: &mut Run, to: To) {
     match to {
         To::Rank(rank) => run.signal(rank, libc::SIGTERM),
         To::All => (0..RANKS).for_each(|rank| run.signal(rank, libc::SIGTERM)),
-        To::Launcher => run.signal_launcher(libc::SIGTERM),
     }
 }
 
@@ -55,14 +54,9 @@ fn a_signal_to_any_rank_saves_and_ends_all() {
     ];
     let mut cases = Vec::new();
     for place in places {
-        for (to, rank) in [
-            (To::Rank(0), 0),
-            (To::Rank(0), 1),
-            (To::Rank(2), 2),
-            (To::Rank(2), 0),
-            (To::All, 0),
-            (To::Launcher, 1),
-        ] {
+        for (to, rank) in
+            [(To::Rank(0), 0), (To::Rank(0), 1), (To::Rank(2), 2), (To::Rank(2), 0), (To::All, 0)]
+        {
             cases.push(Case { to, place, rank });
         }
     }
@@ -90,5 +84,37 @@ fn a_signal_to_any_rank_saves_and_ends_all() {
         installation.finish(RANKS, &task);
         Outcome::read(&task).assert_same(&whole, &what);
         println!("{what}: saved at step {}, resumed to the same bits", saved.global_step);
+    }
+}
+
+/// Launchers give ranks a second or less before they kill them, so the last checkpoint may be an
+/// earlier one. No rank stays behind, and the run resumes.
+#[test]
+fn a_launcher_that_is_terminated_takes_its_ranks_with_it() {
+    let _turn = one_at_a_time();
+    let dir = tempfile::tempdir().unwrap();
+    let whole = undisturbed(&Task::new(Net::Dense, RANKS, dir.path()), RANKS);
+    for installation in Installation::all() {
+        let dir = tempfile::tempdir().unwrap();
+        let task = Task { slower: Duration::from_millis(50), ..Task::new(Net::Dense, 1, dir.path()) };
+        let fault = Fault { kind: Kind::Pause, place: Place::BeforeStep, rank: 1, step: 7 };
+        let mut run = installation.start(RANKS, &Task { fault: Some(fault), ..task.clone() });
+        run.wait_for("the place", Run::fault_time);
+        run.signal_launcher(libc::SIGTERM);
+        let begun = Instant::now();
+        while (0..RANKS).any(|rank| run.is_running(rank)) {
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "{:?}: {}",
+                installation.library,
+                run.output()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(run);
+        let saved = last_checkpoint(dir.path()).expect("a checkpoint").global_step;
+        installation.finish(RANKS, &task);
+        Outcome::read(&task).assert_same(&whole, &format!("{:?}", installation.library));
+        println!("{}: saved at step {saved}", installation.library.path.display());
     }
 }
