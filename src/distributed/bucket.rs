@@ -1,6 +1,6 @@
 //! Buckets: tensors that are summed over all ranks in one exchange.
 
-use super::process_group::ProcessGroup;
+use super::process_group::{COMPUTING, ProcessGroup};
 use super::sum_tree::{SumTree, subtrees};
 use std::ops::{Add, Range};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -317,6 +317,7 @@ impl Bucket {
         drop(state);
         if waits {
             group.add_exposed(begun.elapsed());
+            group.rendezvous().set_activity(COMPUTING);
         }
         let (at, bytes) = (self.layout.bytes(first), self.layout.bytes(len));
         let sums = self.sums.load(Ordering::Acquire);

@@ -12,6 +12,8 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// How long an error of MPI waits for the control plane to name the rank that caused it.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(1);
+/// What a rank says it is doing during a step, unless it waits for others.
+pub(crate) const COMPUTING: &str = "computing";
 /// The longest message of a broadcast; MPI counts bytes in 32 bits.
 const MAX_MESSAGE: usize = 1 << 30;
 

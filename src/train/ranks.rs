@@ -3,7 +3,7 @@
 
 use super::Trained;
 use crate::callback::TrainState;
-use crate::distributed::ProcessGroup;
+use crate::distributed::{COMPUTING, ProcessGroup};
 use crate::graph::{Frozen, NodeKind, VariableInfo, split_tower};
 use crate::input::{InputSource, OtherTowers};
 use crate::io::Checkpoint;
@@ -43,6 +43,11 @@ impl Ranks {
         OtherTowers { before: rank * towers, after: (size - 1 - rank) * towers }
     }
 
+    /// Says what this process does, for the errors of others that wait for it.
+    pub(super) fn set_activity(&self, activity: &str) {
+        self.group.rendezvous().set_activity(activity);
+    }
+
     /// Notes that a step begins. Returns the signal by which all processes end before it, if they
     /// do: a signal to one of them ends all at the same step.
     pub(super) fn begin_step(&mut self, step: u64) -> Result<Option<i32>> {
@@ -52,7 +57,7 @@ impl Ranks {
             self.group.rendezvous().request_stop()?;
         }
         let next = self.group.rendezvous().begin_step(step)?;
-        self.group.rendezvous().set_activity("computing");
+        self.set_activity(COMPUTING);
         Ok((next == NextStep::Stop).then(|| signal.unwrap_or(TERMINATE)))
     }
 
