@@ -7,7 +7,7 @@ use crate::launch::{Installation, Outcome, last_checkpoint, one_at_a_time, undis
 use crate::program::Report;
 use crate::sample::{is_complete, sample};
 use crate::task::{Fault, Kind, Net, Place, Task};
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::time::Duration;
 
 const RANKS: usize = 3;
@@ -65,8 +65,9 @@ fn complaint(fault: &Fault, report: &Report, ended: Duration) -> Option<String> 
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let name = format!("rank {} on {}, ", fault.rank, host.trim());
     let begun = !matches!(fault.place, Place::Build | Place::BeforeTrain);
-    if !report.text.split(&name).skip(1).any(|rest| names_place(rest, begun)) {
-        return Some(format!("\"{name}STEP, PLACE\" missing in the error"));
+    let activity = activity(fault.place);
+    if !report.text.split(&name).skip(1).any(|rest| names_place(rest, begun, activity)) {
+        return Some(format!("\"{name}STEP, {activity}\" missing in the error"));
     }
     let mut terms: Vec<String> = Vec::new();
     if fault.kind == Kind::Error {
@@ -77,13 +78,31 @@ fn complaint(fault: &Fault, report: &Report, ended: Duration) -> Option<String> 
     (!missing.is_empty()).then(|| format!("{missing:?} missing in the error"))
 }
 
+/// Returns what the error calls a place.
+fn activity(place: Place) -> &'static str {
+    match place {
+        Place::Build => "joined",
+        Place::BeforeTrain => "callbacks before training",
+        Place::BeforeEpoch => "callbacks before an epoch",
+        Place::Data
+        | Place::BeforeStep
+        | Place::Forward
+        | Place::Backward
+        | Place::Update
+        | Place::AfterStep => "computing",
+        Place::Validation | Place::EpochEnd => "callbacks at the end of an epoch",
+        Place::Save => "saving",
+        Place::AfterTrain => "callbacks after training",
+    }
+}
+
 /// Returns whether a text begins with a step, if one had begun, and with what a rank was doing.
-fn names_place(text: &str, begun: bool) -> bool {
+fn names_place(text: &str, begun: bool, activity: &str) -> bool {
     let text = match text.strip_prefix("step ") {
         Some(rest) => rest.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix(", "),
         None => (!begun).then_some(text),
     };
-    text.is_some_and(|place| place.starts_with(|c: char| c.is_ascii_lowercase()))
+    text.is_some_and(|place| place.starts_with(activity))
 }
 
 /// Runs into a fault. Returns how long the last of the other ranks took to end, or what is wrong.
@@ -107,17 +126,22 @@ fn run(installation: &Installation, task: &Task, fault: &Fault) -> Result<Durati
 
 /// Runs into a fault, and resumes. Tries again if that takes too long, because other programs may
 /// keep the machine busy.
-fn try_fault(installation: &Installation, fault: Fault, whole: &Outcome) -> Result<Duration, String> {
+fn try_fault(
+    installation: &Installation,
+    fault: Fault,
+    task: &Task,
+    whole: &Outcome,
+) -> Result<Duration, String> {
     let mut last = Err(String::new());
     for _ in 0..3 {
         let dir = tempfile::tempdir().unwrap();
-        let task = Task::new(Net::Dense, 1, dir.path());
+        let task = Task { logdir: dir.path().into(), ..task.clone() };
         let faulty = Task { fault: Some(fault), deadline: DEADLINE, peer_timeout: DEADLINE, ..task.clone() };
         last = run(installation, &faulty, &fault);
         let step = last_checkpoint(dir.path()).map(|checkpoint| checkpoint.global_step);
         assert!(fault.step == 0 || step.is_some_and(|step| step >= 5), "{fault}: {step:?}");
         installation.finish(RANKS, &task);
-        Outcome::read(&task).assert_same(whole, &format!("{fault}"));
+        Outcome::read(&task).assert_same(whole, &fault.to_string());
         if last.is_ok() {
             break;
         }
@@ -129,47 +153,47 @@ fn try_fault(installation: &Installation, fault: Fault, whole: &Outcome) -> Resu
 #[test]
 fn a_rank_that_fails_ends_all_others_in_time_and_the_run_resumes() {
     let _turn = one_at_a_time();
-    let dir = tempfile::tempdir().unwrap();
-    let whole = undisturbed(&Task::new(Net::Dense, RANKS, dir.path()), RANKS);
-    let mut table: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
-    let mut failures = Vec::new();
     let installations = Installation::all();
     if installations.is_empty() {
         return;
     }
-    for (i, fault) in sample("faults", all(), 6).into_iter().enumerate() {
+    let mut wholes: HashMap<(usize, bool), Outcome> = HashMap::new();
+    let mut counts: HashMap<(Place, Kind), usize> = HashMap::new();
+    let mut failures = Vec::new();
+    let chosen = sample("faults", all(), 6);
+    // One library for each fault of the sample; all of them in the long form.
+    let each = if is_complete() { installations.len() } else { 1 };
+    for (i, fault) in chosen.into_iter().flat_map(|fault| std::iter::repeat_n(fault, each)).enumerate() {
         let installation = &installations[i % installations.len()];
-        let result = try_fault(installation, fault, &whole);
+        // One tower and a plain graph run on another thread than several towers or custom kernels.
+        let plain = !matches!(fault.place, Place::Forward | Place::Backward | Place::Update);
+        let towers = 1 + i / (2 * installations.len()) % 2;
+        let task = Task { plain, ..Task::new(Net::Dense, towers, "unused") };
+        let whole = wholes.entry((towers, plain)).or_insert_with(|| undisturbed(&task, RANKS * towers));
         let library = installation.library.path.file_name().unwrap_or_default().to_string_lossy();
-        match result {
+        let what = format!("{fault}, {RANKS} x {towers}, {library}");
+        match try_fault(installation, fault, &task, whole) {
             Ok(longest) => {
-                println!(
-                    "{fault}, {library}: all ended after {:.1} s, resumed to the same bits",
-                    longest.as_secs_f64()
-                );
-                *table
-                    .entry(format!("{:?}", fault.place))
-                    .or_default()
-                    .entry(format!("{:?}", fault.kind))
-                    .or_default() += 1;
+                let seconds = longest.as_secs_f64();
+                println!("{what}: all ended after {seconds:.1} s, resumed to the same bits");
+                *counts.entry((fault.place, fault.kind)).or_default() += 1;
             }
-            Err(why) => failures.push(format!("{fault}, {library}: {why}")),
+            Err(why) => failures.push(format!("{what}: {why}")),
         }
     }
     if is_complete() {
-        print(&table);
+        print(&counts);
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
 /// Prints the number of faults by place and kind.
-fn print(table: &BTreeMap<String, BTreeMap<String, usize>>) {
-    let kinds: Vec<String> = KINDS.iter().map(|kind| format!("{kind:?}")).collect();
-    println!("| place | {} |", kinds.join(" | "));
-    println!("|---|{}", "---|".repeat(kinds.len()));
-    for place in PLACES.map(|place| format!("{place:?}")) {
-        let count = |kind: &String| table.get(&place).and_then(|row| row.get(kind)).copied().unwrap_or(0);
-        let counts: Vec<String> = kinds.iter().map(|kind| count(kind).to_string()).collect();
-        println!("| {place} | {} |", counts.join(" | "));
+fn print(counts: &HashMap<(Place, Kind), usize>) {
+    println!("| place | {} |", KINDS.map(|kind| format!("{kind:?}")).join(" | "));
+    println!("|---|{}", "---|".repeat(KINDS.len()));
+    for place in PLACES {
+        let counts = KINDS.map(|kind| counts.get(&(place, kind)).copied().unwrap_or(0).to_string());
+        println!("| {place:?} | {} |", counts.join(" | "));
     }
+    println!("{} faults in all", counts.values().sum::<usize>());
 }

@@ -14,6 +14,7 @@ const EXAMPLES: usize = 96;
 /// A model, with faults in its graph. All ranks and all runs have the same graph.
 pub(crate) struct Classifier {
     pub(crate) net: Net,
+    pub(crate) plain: bool,
     pub(crate) difference: Option<Difference>,
 }
 
@@ -23,7 +24,10 @@ impl ModelDesc for Classifier {
     }
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
-        let faulty = |place: Place, x: Tensor| if t.is_training() { fault::at(place, &x) } else { x };
+        let faulty = |place: Place, x: Tensor| match t.is_training() && !self.plain {
+            true => fault::at(place, &x),
+            false => x,
+        };
         let x = faulty(Place::Forward, inputs[0].expand_dims(3));
         let width = if self.difference == Some(Difference::Model) { 9 } else { 8 };
         let x = match self.net {
@@ -41,10 +45,11 @@ impl ModelDesc for Classifier {
 
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
         let rate = if self.difference == Some(Difference::LearningRate) { 0.04 } else { 0.05 };
-        match self.net {
-            Net::Resnet => Momentum::new(rate, 0.9).process(FaultyUpdate).boxed(),
-            _ => Adam::new(rate).process(FaultyUpdate).boxed(),
-        }
+        let optimizer = match self.net {
+            Net::Resnet => Momentum::new(rate, 0.9).boxed(),
+            _ => Adam::new(rate).boxed(),
+        };
+        if self.plain { optimizer } else { optimizer.process(FaultyUpdate).boxed() }
     }
 }
 

@@ -83,17 +83,18 @@ fn train(task: &Task, rank: usize, difference: Option<Difference>) -> Result<Tra
     // Prefetching more would let a rank whose dataflow hangs go on for long.
     let input = QueueInput::new(training_data(difference)).capacity(2);
     let validation = InferenceRunner::new(validation_data(), [ScalarStats::new("cost")]);
-    let mut config = TrainConfig::with_input(Classifier { net: task.net, difference }, input)
-        .callback(Faults { slower: task.slower })
-        .callback(ModelSaver::new())
-        .callback(validation)
-        .session(SessionOptions { threads: Some(1), ..SessionOptions::default() })
-        .deadline(task.deadline)
-        .steps_per_epoch(task.steps_per_epoch + other(Difference::StepsPerEpoch))
-        .max_epoch(task.epochs + other(Difference::MaxEpoch))
-        .seed(3 + other(Difference::Seed))
-        .nan_policy(if task.skip { NanPolicy::Skip(3) } else { NanPolicy::Stop })
-        .logdir(&task.logdir);
+    let mut config =
+        TrainConfig::with_input(Classifier { net: task.net, plain: task.plain, difference }, input)
+            .callback(Faults { slower: task.slower })
+            .callback(ModelSaver::new())
+            .callback(validation)
+            .session(SessionOptions { threads: Some(1), ..SessionOptions::default() })
+            .deadline(task.deadline)
+            .steps_per_epoch(task.steps_per_epoch + other(Difference::StepsPerEpoch))
+            .max_epoch(task.epochs + other(Difference::MaxEpoch))
+            .seed(3 + other(Difference::Seed))
+            .nan_policy(if task.skip { NanPolicy::Skip(3) } else { NanPolicy::Stop })
+            .logdir(&task.logdir);
     if difference == Some(Difference::InitialValues) {
         config = config.session_init(OtherValues);
     }

@@ -108,6 +108,8 @@ pub(crate) struct Task {
     pub(crate) fault: Option<Fault>,
     /// The rank that differs from the others.
     pub(crate) difference: Option<(usize, Difference)>,
+    /// Leaves out the operations in which faults happen: custom kernels change how a step runs.
+    pub(crate) plain: bool,
     /// Skips steps that are not finite.
     pub(crate) skip: bool,
     /// How much longer every step takes.
@@ -127,6 +129,7 @@ impl Task {
             peer_timeout: Duration::from_secs(30),
             fault: None,
             difference: None,
+            plain: false,
             skip: false,
             slower: Duration::ZERO,
         }

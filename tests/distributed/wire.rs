@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -33,13 +33,21 @@ pub(crate) struct Link {
     pub(crate) rate: Option<f64>,
 }
 
+/// What the hosts and the threads that carry packets share.
+#[derive(Default)]
+struct Wire {
+    link: Mutex<Link>,
+    carried: AtomicU64,
+    lost: AtomicU64,
+    done: AtomicBool,
+}
+
 /// Two hosts with a wire between them. They disappear on drop.
 pub(crate) struct Hosts {
     pub(crate) names: [String; 2],
     /// Contains the programs that run commands on a host.
     folder: TempDir,
-    link: Arc<Mutex<Link>>,
-    done: Arc<AtomicBool>,
+    wire: Arc<Wire>,
     relays: Vec<JoinHandle<()>>,
 }
 
@@ -75,9 +83,8 @@ impl Hosts {
     pub(crate) fn new() -> io::Result<Hosts> {
         let id = std::process::id();
         let names = [0, 1].map(|i| format!("tp{i}-{id}"));
-        let (link, done) = (Arc::new(Mutex::new(Link::default())), Arc::new(AtomicBool::new(false)));
         let folder = tempfile::tempdir()?;
-        let mut hosts = Hosts { names, folder, link, done, relays: Vec::new() };
+        let mut hosts = Hosts { names, folder, wire: Arc::default(), relays: Vec::new() };
         let mut devices = Vec::new();
         for (i, host) in hosts.names.iter().enumerate() {
             let device = format!("tpw{i}-{id}");
@@ -92,8 +99,8 @@ impl Hosts {
         let [a, b] = [&devices[0], &devices[1]];
         for (from, to, seed) in [(a, b, 0), (b, a, 1)] {
             let (from, to) = (from.try_clone()?, to.try_clone()?);
-            let (link, done) = (hosts.link.clone(), hosts.done.clone());
-            hosts.relays.push(thread::spawn(move || relay(from, to, &link, &done, seed)));
+            let wire = hosts.wire.clone();
+            hosts.relays.push(thread::spawn(move || relay(from, to, &wire, seed)));
         }
         Ok(hosts)
     }
@@ -145,13 +152,18 @@ impl Hosts {
 
     /// Changes the wire.
     pub(crate) fn set(&self, link: Link) {
-        *self.link.lock().unwrap_or_else(PoisonError::into_inner) = link;
+        *self.wire.link.lock().unwrap_or_else(PoisonError::into_inner) = link;
+    }
+
+    /// Returns how many packets the wire has carried and lost.
+    pub(crate) fn packets(&self) -> (u64, u64) {
+        (self.wire.carried.load(Ordering::Relaxed), self.wire.lost.load(Ordering::Relaxed))
     }
 }
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        self.done.store(true, Ordering::Relaxed);
+        self.wire.done.store(true, Ordering::Relaxed);
         for relay in self.relays.drain(..) {
             let _ = relay.join();
         }
@@ -167,11 +179,11 @@ fn address(host: usize) -> String {
 }
 
 /// Carries packets in one direction.
-fn relay(mut from: File, mut to: File, link: &Mutex<Link>, done: &AtomicBool, seed: u64) {
+fn relay(mut from: File, mut to: File, wire: &Wire, seed: u64) {
     let rng = CounterRng::new(seed, "loss");
     let mut on_the_way: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
     let (mut packet, mut count, mut free_at) = (vec![0; 1 << 16], 0, Instant::now());
-    while !done.load(Ordering::Relaxed) {
+    while !wire.done.load(Ordering::Relaxed) {
         let now = Instant::now();
         while on_the_way.front().is_some_and(|(due, _)| *due <= now) {
             let (_, bytes) = on_the_way.pop_front().expect("there is one");
@@ -180,12 +192,15 @@ fn relay(mut from: File, mut to: File, link: &Mutex<Link>, done: &AtomicBool, se
         }
         match from.read(&mut packet) {
             Ok(n) => {
-                let link = *link.lock().unwrap_or_else(PoisonError::into_inner);
+                let link = *wire.link.lock().unwrap_or_else(PoisonError::into_inner);
                 count += 1;
                 if !link.down && rng.uniform(0, count) >= link.loss && on_the_way.len() < QUEUE {
                     let takes = link.rate.map_or(0.0, |rate| 8.0 * n as f64 / rate);
                     free_at = free_at.max(now) + Duration::from_secs_f64(takes);
                     on_the_way.push_back((free_at + link.delay, packet[..n].to_vec()));
+                    wire.carried.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    wire.lost.fetch_add(1, Ordering::Relaxed);
                 }
             }
             // Nothing to read.
