@@ -21,11 +21,12 @@ use tensorpack_testing::{Requirement, skip};
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// A shell script that runs its arguments, and writes the rank's exit status with the time to the
-/// folder of the run. Launchers may send signals to it, too.
+/// folder of the run. Launchers may send signals to it, too. They kill all ranks as soon as one has
+/// ended by a signal, so it waits until the others have ended.
 const SCRIPT: &str = r#"trap : HUP INT TERM; "$@"; status=$?
 rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
 echo "$status $(date +%s%N)" > "$0/.status-$rank"; mv "$0/.status-$rank" "$0/status-$rank"
-exit $status"#;
+[ $status -lt 128 ] || sleep 1; exit $status"#;
 
 /// Lets one test at a time start ranks: deadlines are short, and cores are few.
 pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
@@ -127,9 +128,11 @@ impl Run {
         fs::read_to_string(self.folder.path().join(name)).ok()
     }
 
-    /// Returns what ranks and launcher printed.
+    /// Returns what ranks and launcher printed, and how the ranks ended.
     pub(crate) fn output(&self) -> String {
-        self.read("output").unwrap_or_default()
+        let reports = (0..self.ranks).map(|rank| format!("rank {rank} ended with {:?}", self.report(rank)));
+        let printed = self.read("output").unwrap_or_default();
+        reports.fold(printed, |text, report| text + &report + "\n")
     }
 
     /// Returns what a rank reported at its end, if it has.
