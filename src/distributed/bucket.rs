@@ -1,6 +1,6 @@
 //! Buckets: tensors that are summed over all ranks in one exchange.
 
-use super::process_group::ProcessGroup;
+use super::process_group::{COMPUTING, ProcessGroup};
 use super::sum_tree::{SumTree, subtrees};
 use std::ops::{Add, Range};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -256,12 +256,11 @@ impl Bucket {
                 return Err(Error::new(ErrorKind::Engine, format!("{} is in flight", self.name)));
             }
         };
-        let bucket = self.clone();
+        let (bucket, ranks) = (self.clone(), group.clone());
         group.submit(deadline, move |world, deadline, check| {
-            let exchanged = match world {
-                Ok(world) => buffers.exchange(&bucket.layout, world, deadline, check),
-                Err(e) => Err(e),
-            };
+            let exchange = |world| buffers.exchange(&bucket.layout, world, deadline, check);
+            // Before the towers get the error: it must name the rank that they waited for.
+            let exchanged = world.and_then(|world| exchange(world).map_err(|e| ranks.explain(e)));
             let failed = exchanged.as_ref().err().cloned();
             bucket.returned(exchanged);
             failed.map_or(Ok(()), Err)
@@ -318,6 +317,7 @@ impl Bucket {
         drop(state);
         if waits {
             group.add_exposed(begun.elapsed());
+            group.rendezvous().set_activity(COMPUTING);
         }
         let (at, bytes) = (self.layout.bytes(first), self.layout.bytes(len));
         let sums = self.sums.load(Ordering::Acquire);

@@ -7,5 +7,6 @@ mod process_group;
 mod sum_tree;
 
 pub(crate) use bucket::Bucket;
+pub(crate) use process_group::COMPUTING;
 pub use process_group::{GroupOptions, ProcessGroup};
 pub(crate) use sum_tree::SumTree;

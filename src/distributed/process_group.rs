@@ -12,6 +12,8 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// How long an error of MPI waits for the control plane to name the rank that caused it.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(1);
+/// What a rank says it is doing during a step, unless it waits for others.
+pub(crate) const COMPUTING: &str = "computing";
 /// The longest message of a broadcast; MPI counts bytes in 32 bits.
 const MAX_MESSAGE: usize = 1 << 30;
 
@@ -48,6 +50,9 @@ impl Default for GroupOptions {
 }
 
 impl ProcessGroup {
+    /// How long an error may take after its deadline to name the rank that caused it.
+    pub(crate) const EXPLANATION: Duration = Duration::from_secs(2 * NAMING_TIMEOUT.as_secs());
+
     /// Joins the processes that a launcher started together with this one, and waits for all of
     /// them. Without a launcher the process is alone.
     pub fn join(options: &GroupOptions) -> Result<Arc<ProcessGroup>> {
@@ -103,7 +108,7 @@ impl ProcessGroup {
 
     /// Runs a job on the communication thread. The job gets the world, or an error if an earlier one
     /// has failed, the instant at which it must be done, and a check that fails when another rank
-    /// has. Its own error ends the use of MPI.
+    /// has. Its own error ends the use of MPI; the job must [`explain`](Self::explain) it.
     pub(super) fn submit(
         self: &Arc<ProcessGroup>,
         timeout: Duration,
@@ -115,7 +120,7 @@ impl ProcessGroup {
         let group = self.clone();
         mpi.submit(move |world| {
             let check = || group.rendezvous.check();
-            job(world, deadline(timeout), &check).map_err(|e| group.explain(e))
+            job(world, deadline(timeout), &check)
         })
     }
 
@@ -126,15 +131,16 @@ impl ProcessGroup {
         job: impl FnOnce(&World, Instant, &dyn Fn() -> Result<()>) -> Result<R> + Send + 'static,
     ) -> Result<R> {
         let (answer, answered) = sync_channel(1);
+        let group = self.clone();
         self.submit(timeout, move |world, deadline, check| {
-            let done = world.and_then(|world| job(world, deadline, check));
+            let done = world.and_then(|world| job(world, deadline, check).map_err(|e| group.explain(e)));
             let failed = done.as_ref().err().cloned();
             // The caller waits for it.
             let _ = answer.send(done);
             failed.map_or(Ok(()), Err)
         })?;
         let gone = |_| Error::new(ErrorKind::Engine, "the communication thread is gone");
-        answered.recv().map_err(gone)?.map_err(|e| self.explain(e))
+        answered.recv().map_err(gone)?
     }
 
     /// Returns the same number of bytes of every rank, in order of ranks.
@@ -204,8 +210,9 @@ impl ProcessGroup {
         self.rendezvous.leave(timeout)
     }
 
-    /// Names the rank that caused an error of MPI, if the control plane knows it.
-    fn explain(&self, e: Error) -> Error {
+    /// Names the rank that caused an error of MPI, if the control plane knows it; otherwise says what
+    /// all others are doing.
+    pub(super) fn explain(&self, e: Error) -> Error {
         if e.kind() == ErrorKind::Peer {
             return e;
         }

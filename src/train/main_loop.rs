@@ -54,6 +54,9 @@ pub(super) struct MainLoop<'a> {
 impl MainLoop<'_> {
     pub(super) fn run(&mut self) -> Result<Ended> {
         let ended = self.epochs();
+        if ended.is_ok() {
+            self.set_activity("callbacks after training");
+        }
         // However training ended, everyone gets to clean up; the first cause is the one to report.
         self.state.save_request = None;
         let after = self.callbacks.after_train(&mut TrainCx { state: self.state });
@@ -86,6 +89,7 @@ impl MainLoop<'_> {
     fn epochs(&mut self) -> Result<Ended> {
         let mut start = self.capture_start()?;
         let plain_runs = self.state.session.plain_runs()?;
+        self.set_activity("callbacks before training");
         match self.callbacks.before_train(&mut TrainCx { state: self.state }) {
             Err(e) if e.kind() == ErrorKind::Interrupted && start.is_some() => {
                 return self.end_by_signal(start);
@@ -147,6 +151,7 @@ impl MainLoop<'_> {
                 progress.max_epoch,
                 progress.global_step
             );
+            self.set_activity("callbacks before an epoch");
             match self.callbacks.before_epoch(&mut TrainCx { state: self.state }) {
                 Err(e) if e.kind() == ErrorKind::Interrupted && start.is_some() => {
                     return self.end_by_signal(start).map(Some);
@@ -261,6 +266,7 @@ impl MainLoop<'_> {
         if saves {
             self.state.session.begin_undo_log()?;
         }
+        self.set_activity("callbacks at the end of an epoch");
         let triggered = self.triggers(begun, times);
         let is_interrupted = matches!(&triggered, Err(e) if e.kind() == ErrorKind::Interrupted);
         if is_interrupted {
@@ -274,6 +280,13 @@ impl MainLoop<'_> {
             self.commit()?;
         }
         self.end_requested()
+    }
+
+    /// Says what this process does outside of its steps, for the errors of others that wait for it.
+    fn set_activity(&self, activity: &str) {
+        if let Some(ranks) = &self.ranks {
+            ranks.set_activity(activity);
+        }
     }
 
     /// Makes all processes do what rank 0 decided outside of the steps.
@@ -317,6 +330,7 @@ impl MainLoop<'_> {
     fn commit(&mut self) -> Result<()> {
         if self.state.save_request.is_some() {
             self.collect()?;
+            self.set_activity("saving");
         }
         resume::commit(self.state, self.callbacks, self.input.as_deref())
     }

@@ -3,8 +3,8 @@
 
 use super::Trained;
 use crate::callback::TrainState;
-use crate::distributed::ProcessGroup;
-use crate::graph::{Frozen, VariableInfo, split_tower};
+use crate::distributed::{COMPUTING, ProcessGroup};
+use crate::graph::{Frozen, NodeKind, VariableInfo, split_tower};
 use crate::input::{InputSource, OtherTowers};
 use crate::io::Checkpoint;
 use crate::runtime::Interrupt;
@@ -17,8 +17,6 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
 /// The signal with which processes end that did not get one themselves: SIGTERM.
 const TERMINATE: i32 = 15;
-/// How long the processes wait for each other at the end of a run.
-const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The processes that train together.
 pub(super) struct Ranks {
@@ -45,6 +43,11 @@ impl Ranks {
         OtherTowers { before: rank * towers, after: (size - 1 - rank) * towers }
     }
 
+    /// Says what this process does, for the errors of others that wait for it.
+    pub(super) fn set_activity(&self, activity: &str) {
+        self.group.rendezvous().set_activity(activity);
+    }
+
     /// Notes that a step begins. Returns the signal by which all processes end before it, if they
     /// do: a signal to one of them ends all at the same step.
     pub(super) fn begin_step(&mut self, step: u64) -> Result<Option<i32>> {
@@ -54,7 +57,7 @@ impl Ranks {
             self.group.rendezvous().request_stop()?;
         }
         let next = self.group.rendezvous().begin_step(step)?;
-        self.group.rendezvous().set_activity("computing");
+        self.set_activity(COMPUTING);
         Ok((next == NextStep::Stop).then(|| signal.unwrap_or(TERMINATE)))
     }
 
@@ -175,7 +178,11 @@ fn about(state: &TrainState, input: Option<&dyn InputSource>) -> Result<Value> {
     let variables = shared.iter().map(|v| format!("{} {}{:?}", v.name, v.dtype, v.sizes));
     let nodes = graph.nodes().iter().map(|n| {
         let outputs: Vec<String> = n.outputs.iter().map(|o| format!("{}{}", o.dtype, o.shape)).collect();
-        format!("{} {} {:?} {outputs:?}", split_tower(&n.name).1, n.kind.name(), n.inputs)
+        let attributes = match &n.kind {
+            NodeKind::Op(op) => op.identity_hash(),
+            _ => 0,
+        };
+        format!("{} {} {attributes:x} {:?} {outputs:?}", split_tower(&n.name).1, n.kind.name(), n.inputs)
     });
     let checksum = |lines: &mut dyn Iterator<Item = String>| {
         format!("{:08x}", lines.fold(0, |crc, line| crc32c::crc32c_append(crc, line.as_bytes())))
@@ -227,18 +234,18 @@ pub(super) fn after_save(group: &Arc<ProcessGroup>, state: &TrainState) -> Resul
 
 /// Ends the part of this process in a run: tells the others how it ended, and waits for them if all
 /// is well.
-pub(super) fn finish(group: &Arc<ProcessGroup>, ended: Result<Trained>) -> Result<Trained> {
-    match ended {
-        Ok(trained) => {
-            group.rendezvous().set_activity("finished");
-            group.barrier("end", END_TIMEOUT).and_then(|()| group.rendezvous().leave(END_TIMEOUT))?;
-            Ok(trained)
-        }
-        Err(e) => {
-            group.fail(&e);
-            Err(e)
-        }
-    }
+pub(super) fn finish(
+    group: &Arc<ProcessGroup>,
+    ended: Result<Trained>,
+    deadline: Duration,
+) -> Result<Trained> {
+    let leave = |trained| {
+        group.rendezvous().set_activity("finished");
+        group.leave(deadline)?;
+        Ok(trained)
+    };
+    // Also if another rank fails at the end: this process must not wait for it in MPI.
+    ended.and_then(leave).inspect_err(|e| group.fail(e))
 }
 
 /// Returns the number of threads of a tower, if this process has `towers` and shares the cores of

@@ -111,13 +111,13 @@ impl Trainer {
     pub fn train(self, config: RunConfig, mut iteration: impl Iteration) -> Result<Trained> {
         config.check()?;
         let (signals, interrupt) = Signals::install()?;
-        let group = self.group.clone();
+        let (group, deadline) = (self.group.clone(), config.session_options_deadline());
         if group.is_some() {
             signals::expect_repeats();
         }
         let ended = self.run(config, &interrupt, &mut iteration);
         let ended = match &group {
-            Some(group) => ranks::finish(group, ended),
+            Some(group) => ranks::finish(group, ended, deadline),
             None => ended,
         };
         drop(signals);

@@ -22,6 +22,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
+/// The pause before a connection is tried again.
+const RETRY: Duration = Duration::from_millis(10);
+
 /// A rank's part in the control plane. It may be used from any number of threads.
 ///
 /// Once a rank has failed, every call but [`peers`](Rendezvous::peers) returns an error of kind
@@ -113,11 +116,21 @@ impl Rendezvous {
     pub fn join(address: &str, rank: u32, size: u32, token: &Token, options: &Options) -> Result<Rendezvous> {
         let deadline = later(Instant::now(), options.join_timeout);
         let within = |e: Error| e.within(format!("rank {rank} cannot join the coordinator at {address}"));
-        let stream = connect(address, rank, size, token, deadline).map_err(within)?;
-        // The coordinator has the same timeout and names the ranks that are missing; this one is
-        // for a coordinator that hangs.
-        let welcome = Until { stream: &stream, deadline: later(deadline, options.peer_timeout) };
-        let hosts = wait_for_welcome(welcome, rank).map_err(within)?;
+        let mut stream = connect(address, rank, size, token, deadline).map_err(within)?;
+        let hosts = loop {
+            // The coordinator has the same timeout and names the ranks that are missing; this one is
+            // for a coordinator that hangs.
+            let welcome = Until { stream: &stream, deadline: later(deadline, options.peer_timeout) };
+            match wait_for_welcome(welcome, rank).map_err(within)? {
+                Welcome::Joined(hosts) => break hosts,
+                Welcome::Closed(why) => {
+                    // Strangers that open many connections make the coordinator close those that have
+                    // not joined yet. If it is gone, or has admitted this rank, this fails at once.
+                    thread::sleep(RETRY);
+                    stream = try_connect(address, rank, size, token, deadline).map_err(|_| within(why))?;
+                }
+            }
+        };
         if hosts.len() != size as usize {
             return Err(within(Error::new(ErrorKind::Io, "it sent a malformed message")));
         }
@@ -295,11 +308,17 @@ impl Rendezvous {
     }
 
     /// Reports that this rank failed, and returns the first failure of the run, which every rank
-    /// learns: this one, unless another rank failed before. Waits at most for `timeout` until the
-    /// coordinator has it.
+    /// learns: this one, unless another rank failed before. An empty `place` stands for the rank's
+    /// [activity](Rendezvous::set_activity). Waits at most for `timeout` until the coordinator has
+    /// it.
     pub fn fail(&self, place: &str, message: &str, timeout: Duration) -> Failure {
-        let (step, rank) = (self.shared.lock().step, self.shared.rank);
-        let (place, message) = (place.to_owned(), message.to_owned());
+        let (step, activity) = {
+            let state = self.shared.lock();
+            (state.step, state.activity.clone())
+        };
+        let rank = self.shared.rank;
+        let place = if place.is_empty() { activity } else { place.to_owned() };
+        let message = message.to_owned();
         let own = Failure {
             rank,
             host: self.shared.hosts[rank as usize].clone(),
@@ -607,7 +626,7 @@ fn resolve(address: &str, deadline: Instant) -> Result<Vec<SocketAddr>> {
 /// Connects and proves to the coordinator that this rank knows the token; tries again until
 /// `deadline` while nobody listens there.
 fn connect(address: &str, rank: u32, size: u32, token: &Token, deadline: Instant) -> Result<TcpStream> {
-    let mut pause = Duration::from_millis(10);
+    let mut pause = RETRY;
     loop {
         let error = match try_connect(address, rank, size, token, deadline) {
             Ok(stream) => return Ok(stream),
@@ -671,10 +690,18 @@ fn handshake(mut until: Until<'_>, rank: u32, size: u32, token: &Token) -> Resul
     Ok(write_frame(&mut until, &Request::Join { rank, size, host, proof }.encode())?)
 }
 
-/// Waits until all ranks have joined, and returns their hosts.
-fn wait_for_welcome(mut until: Until<'_>, rank: u32) -> Result<Vec<String>> {
+/// How the wait for all ranks to join ended.
+enum Welcome {
+    /// All have; these are their hosts.
+    Joined(Vec<String>),
+    /// The connection was closed before.
+    Closed(Error),
+}
+
+/// Waits until all ranks have joined.
+fn wait_for_welcome(mut until: Until<'_>, rank: u32) -> Result<Welcome> {
     match read_frame(&mut until, MAX_MESSAGE_BYTES, || ()).map(|bytes| Reply::decode(&bytes)) {
-        Ok(Some(Reply::Welcome { hosts })) => Ok(hosts),
+        Ok(Some(Reply::Welcome { hosts })) => Ok(Welcome::Joined(hosts)),
         Ok(Some(Reply::Refused { reason })) => {
             Err(Error::argument(format!("it refuses this rank: {reason}")))
         }
@@ -687,7 +714,7 @@ fn wait_for_welcome(mut until: Until<'_>, rank: u32) -> Result<Vec<String>> {
         Err(e) => {
             let why =
                 format!("rank 0 closed the connection before all ranks had joined ({})", describe_error(&e));
-            Err(Error::new(ErrorKind::Peer, why))
+            Ok(Welcome::Closed(Error::new(ErrorKind::Peer, why)))
         }
     }
 }

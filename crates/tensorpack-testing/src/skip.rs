@@ -16,6 +16,8 @@ pub enum Requirement {
     Devices,
     /// An MPI library with its launcher.
     Mpi,
+    /// The right to create network namespaces, which root has.
+    Namespaces,
     /// A program: a C compiler, a Python with TensorBoard.
     Tool,
 }
@@ -27,6 +29,7 @@ impl Requirement {
             Requirement::Plugin => "TENSORPACK_REQUIRE_PLUGIN",
             Requirement::Devices => "TENSORPACK_REQUIRE_DEVICES",
             Requirement::Mpi => "TENSORPACK_REQUIRE_MPI",
+            Requirement::Namespaces => "TENSORPACK_REQUIRE_NAMESPACES",
             Requirement::Tool => "TENSORPACK_REQUIRE_TOOLS",
         }
     }

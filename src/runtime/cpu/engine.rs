@@ -143,10 +143,16 @@ impl Engine {
                 format!("no threads could be started for {towers} towers"),
             ));
         }
+        // The error of a tower that waits for another process names it, so it comes first.
+        let explanation = match &self.options.process_group {
+            Some(group) if group.size() > 1 => ProcessGroup::EXPLANATION,
+            _ => Duration::ZERO,
+        };
+        let deadline = self.options.deadline.saturating_add(explanation);
         shared.teams.push(TowerTeams {
             leaders,
             teams: (0..towers).map(|_| Mutex::new(Team::among(threads, all))).collect(),
-            communicator: Arc::new(Communicator::new(towers, self.options.deadline, all <= cores)),
+            communicator: Arc::new(Communicator::new(towers, deadline, all <= cores)),
         });
         Ok(())
     }

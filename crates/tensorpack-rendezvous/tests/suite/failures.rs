@@ -55,6 +55,19 @@ fn of_many_failures_all_ranks_see_the_same() {
     assert!(seen.iter().all(|rank| *rank == seen[0]), "{seen:?}");
 }
 
+/// A failure without a place names what the rank was doing.
+#[test]
+fn a_failure_names_the_activity_if_nothing_else() {
+    on_ranks(2, |rank| {
+        rank.set_activity("reading batches");
+        let error = match rank.rank() {
+            0 => rank.get("never", LONG).unwrap_err(),
+            _ => rank.fail("", "the file is gone", LONG).to_error(),
+        };
+        assert_mentions(&error, &["rank 1 on ", "reading batches", "the file is gone"]);
+    });
+}
+
 #[test]
 fn a_rank_that_is_dropped_without_leaving_has_failed() {
     on_ranks(3, |rank| {

@@ -177,3 +177,41 @@ fn a_false_coordinator_learns_nothing_and_is_refused() {
     // Only the greeting: length, kind, magic, version, nonce.
     assert_eq!(serve.join().unwrap().len(), 4 + 1 + 4 + 2 + 16);
 }
+
+/// Copies bytes until the connection ends.
+fn copy(mut from: TcpStream, mut to: TcpStream) {
+    let _ = std::io::copy(&mut from, &mut to);
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}
+
+/// Many strangers at a time make the coordinator close connections that have not joined yet. Here
+/// something between the two closes the first one, when the rank has sent all of its part.
+#[test]
+fn a_rank_whose_connection_is_closed_before_it_has_joined_tries_again() {
+    let (coordinator, address) = coordinator(2, &options());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let between = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        let (mut rank, _) = listener.accept().unwrap();
+        let mut served = TcpStream::connect(address).unwrap();
+        let mut greeting = [0; 4 + 1 + 4 + 2 + 16];
+        rank.read_exact(&mut greeting).unwrap();
+        served.write_all(&greeting).unwrap();
+        let mut challenge = vec![0; 1024];
+        let len = served.read(&mut challenge).unwrap();
+        rank.write_all(&challenge[..len]).unwrap();
+        // The length of the answer; the rest is not read.
+        rank.read_exact(&mut [0; 4]).unwrap();
+        drop((rank, served));
+        let (rank, _) = listener.accept().unwrap();
+        let served = TcpStream::connect(address).unwrap();
+        let (to, from) = (served.try_clone().unwrap(), rank.try_clone().unwrap());
+        thread::spawn(move || copy(from, to));
+        copy(served, rank);
+    });
+    let joining = thread::spawn(move || Rendezvous::join(&between, 1, 2, &token(), &options()));
+    let rank0 = Rendezvous::join_own(coordinator, 2, &token(), &options()).unwrap();
+    let rank1 = joining.join().unwrap().unwrap();
+    rank1.put("here", b"1").unwrap();
+    assert_eq!(rank0.get("here", LONG).unwrap(), b"1");
+}

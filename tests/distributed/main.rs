@@ -1,0 +1,39 @@
+//! Distributed training with real processes: this binary starts itself again as the ranks of a run,
+//! with the `mpiexec` of every MPI that is installed.
+//!
+//! The normal run draws a sample of all combinations of faults, places, ranks and MPI libraries.
+//! `TENSORPACK_TEST_FAULTS=all` runs all of them, which takes about an hour on two cores, and prints
+//! a table with counts:
+//!
+//! ```sh
+//! TENSORPACK_TEST_FAULTS=all cargo test --test distributed -- --nocapture
+//! ```
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `TENSORPACK_TEST_FAULTS` | the number of faults to draw, or `all` | 6 |
+//! | `TENSORPACK_TEST_FAULT` | runs the faults whose name contains this, such as `Kill/Save/0` | |
+//! | `TENSORPACK_TEST_SEED` | the seed of the sample | 0 |
+#![cfg(target_os = "linux")]
+
+mod task;
+mod fault;
+mod models;
+mod program;
+mod sample;
+mod launch;
+mod bits;
+mod differences;
+mod faults;
+mod wire;
+mod network;
+mod not_finite;
+mod restarts;
+mod stops;
+mod strangers;
+
+/// In the process of a rank: trains. Elsewhere does nothing.
+#[test]
+fn rank_process() {
+    program::run();
+}

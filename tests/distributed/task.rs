@@ -1,0 +1,153 @@
+//! What the processes of a run are told to do, handed to them in a file.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The environment variable with the folder of a run: its task, and what its ranks report.
+pub(crate) const FOLDER: &str = "TENSORPACK_TEST_RANKS";
+
+/// A model to train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Net {
+    /// Two dense layers with dropout and batch norm.
+    Dense,
+    /// Convolutions, max pooling and dropout.
+    Convnet,
+    /// Residual blocks with batch norm.
+    Resnet,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    /// The process kills itself: SIGKILL.
+    Kill,
+    /// The process stops itself: SIGSTOP.
+    Stop,
+    Panic,
+    Error,
+    /// The thread never returns, while the rest of the process lives.
+    Hang,
+    /// The thread waits for a second. No fault: a moment in which a test can act.
+    Pause,
+    /// The values are not finite. Only in the forward pass.
+    NotFinite,
+}
+
+/// Where it goes wrong, in the order of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Place {
+    /// While the graph is built, after the ranks have met.
+    Build,
+    BeforeTrain,
+    BeforeEpoch,
+    /// In the dataflow.
+    Data,
+    BeforeStep,
+    Forward,
+    /// In the backward pass: some gradients are on their way to the other ranks.
+    Backward,
+    /// After the exchange of the gradients, before the variables change.
+    Update,
+    AfterStep,
+    /// In the dataflow of the validation.
+    Validation,
+    EpochEnd,
+    /// While a checkpoint is written: on the disk of rank 0, in the callbacks' states elsewhere.
+    Save,
+    AfterTrain,
+}
+
+/// A fault to inject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Fault {
+    pub(crate) kind: Kind,
+    pub(crate) place: Place,
+    pub(crate) rank: usize,
+    /// The first step at which it happens; it happens once.
+    pub(crate) step: u64,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}/{:?}/{}", self.kind, self.place, self.rank)
+    }
+}
+
+/// What one rank does in another way than the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Difference {
+    Data,
+    BatchSize,
+    Seed,
+    StepsPerEpoch,
+    MaxEpoch,
+    Towers,
+    Model,
+    InitialValues,
+    LearningRate,
+}
+
+/// A run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    pub(crate) net: Net,
+    /// The number of towers in each process.
+    pub(crate) towers: usize,
+    /// Trains with `SyncMultiGpuTrainerReplicated`, in one process.
+    pub(crate) alone: bool,
+    pub(crate) logdir: PathBuf,
+    pub(crate) epochs: u64,
+    pub(crate) steps_per_epoch: u64,
+    /// The longest wait for another rank, and the time after which a silent rank has failed.
+    pub(crate) deadline: Duration,
+    pub(crate) peer_timeout: Duration,
+    pub(crate) fault: Option<Fault>,
+    /// The rank that differs from the others.
+    pub(crate) difference: Option<(usize, Difference)>,
+    /// Leaves out the operations in which faults happen: custom kernels change how a step runs.
+    pub(crate) plain: bool,
+    /// Skips steps that are not finite.
+    pub(crate) skip: bool,
+    /// How much longer every step takes.
+    pub(crate) slower: Duration,
+}
+
+impl Task {
+    pub(crate) fn new(net: Net, towers: usize, logdir: impl Into<PathBuf>) -> Task {
+        Task {
+            net,
+            towers,
+            alone: false,
+            logdir: logdir.into(),
+            epochs: 3,
+            steps_per_epoch: 5,
+            deadline: Duration::from_secs(60),
+            peer_timeout: Duration::from_secs(30),
+            fault: None,
+            difference: None,
+            plain: false,
+            skip: false,
+            slower: Duration::ZERO,
+        }
+    }
+
+    /// Returns the number of steps of the run.
+    pub(crate) fn steps(&self) -> u64 {
+        self.epochs * self.steps_per_epoch
+    }
+
+    pub(crate) fn write(&self, folder: &Path) {
+        fs::write(folder.join("task"), serde_json::to_vec(self).unwrap()).unwrap();
+    }
+
+    /// Returns the task of this process, if it is one of a run.
+    pub(crate) fn of_this_process() -> Option<(PathBuf, Task)> {
+        let folder = PathBuf::from(std::env::var_os(FOLDER)?);
+        let task = serde_json::from_slice(&fs::read(folder.join("task")).unwrap()).unwrap();
+        Some((folder, task))
+    }
+}
