@@ -6,6 +6,7 @@ mod dummy;
 mod feed;
 mod input_source;
 mod last_batch;
+mod own_batches;
 mod prefetch;
 mod queue;
 mod remap;

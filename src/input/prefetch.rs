@@ -1,5 +1,6 @@
 //! A thread that reads a dataflow for the trainer, ahead of time or on demand.
 
+use super::own_batches::OwnBatches;
 use super::{OtherTowers, no_batch, stager};
 use crate::runtime::{Interrupt, Staging};
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -31,6 +32,18 @@ pub(super) struct Share {
     pub(super) others: OtherTowers,
     /// The number of towers of this process.
     pub(super) towers: usize,
+}
+
+impl Share {
+    /// Returns the number of towers of all processes.
+    pub(super) fn total(self) -> usize {
+        self.others.before + self.towers + self.others.after
+    }
+
+    /// Returns whether other processes take batches, too.
+    pub(super) fn is_shared(self) -> bool {
+        self.others != OtherTowers::default()
+    }
 }
 
 /// The samples that may exceed [`ReadAhead::bytes`]: with fewer, reading and computing would not
@@ -237,7 +250,9 @@ impl Drop for Prefetcher {
 #[derive(Default)]
 struct Epochs {
     share: Share,
-    /// The number of samples of this step that were read for this process.
+    /// The samples of this process, if those of others need not be read.
+    own: Option<OwnBatches>,
+    /// The number of samples that were read for this process; in order, of this step.
     read: usize,
     /// Whether the last read returned the end of an epoch.
     at_end: bool,
@@ -246,9 +261,32 @@ struct Epochs {
 }
 
 impl Epochs {
+    /// Reads the next sample of this process. Those of the others are not read if there is random
+    /// access; otherwise they are read and dropped.
+    fn read_share(
+        &mut self,
+        flow: &Flow,
+        seed: u64,
+        from: &State,
+        reader: &mut Option<Box<dyn Reader>>,
+    ) -> Result<(Sample, State)> {
+        if reader.is_none() {
+            self.own = OwnBatches::open(flow, seed, from, self.share)?;
+        }
+        let Some(own) = &self.own else { return self.read_in_order(flow, seed, from, reader) };
+        let reader = match reader {
+            Some(reader) => reader,
+            None => reader.insert(own.reader()?),
+        };
+        let sample = reader.read()?.ok_or_else(no_batch)?;
+        self.read += 1;
+        self.at = own.state_after(self.read as u64 - 1);
+        Ok((sample, self.at.clone()))
+    }
+
     /// Reads the next sample of this process, and skips those of the others before it or, after the
     /// last sample of the step, those after it.
-    fn read_share(
+    fn read_in_order(
         &mut self,
         flow: &Flow,
         seed: u64,
