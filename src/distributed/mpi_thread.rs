@@ -2,14 +2,18 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 use tensorpack_mpi::{Library, World};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// How long MPI may take to start, and the ranks to agree on its end.
+/// How long MPI may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a process that ends waits for the others, which may still evaluate the model, say: a
+/// launcher kills them if a process ends before all do. If one of them dies, it kills this one.
+const END_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// When a process that ends says what it waits for.
+const LOG_AFTER: Duration = Duration::from_secs(5);
 
 /// A job of the thread. It gets an error in place of the world if an earlier one has failed: then no
 /// collective can be started any more.
@@ -83,10 +87,8 @@ fn run(world: World, messages: &Receiver<Message>) {
                 }
             }
             Message::End(done) => {
-                if failed.is_none()
-                    && let Err(e) = world.finalize(END_TIMEOUT)
-                {
-                    log::debug!("MPI: {e}");
+                if failed.is_none() {
+                    end(world);
                 }
                 // Nobody waits any more after a timeout.
                 let _ = done.send(());
@@ -96,9 +98,25 @@ fn run(world: World, messages: &Receiver<Message>) {
     }
 }
 
+/// Finalizes MPI.
+fn end(world: World) {
+    let (ended, wait) = sync_channel::<()>(1);
+    let log_wait = move || {
+        if wait.recv_timeout(LOG_AFTER) == Err(RecvTimeoutError::Timeout) {
+            log::warn!("this process is done and waits for the other ranks to end");
+        }
+    };
+    // Without the thread nothing is logged.
+    let _ = std::thread::Builder::new().name("mpi-end".into()).spawn(log_wait);
+    if let Err(e) = world.finalize(END_TIMEOUT) {
+        log::debug!("MPI: {e}");
+    }
+    drop(ended);
+}
+
 /// Finalizes MPI when the process exits: launchers take an exit without it for a failure.
 fn at_exit() {
-    extern "C" fn end() {
+    extern "C" fn at_end() {
         let Some(Ok(thread)) = THREAD.get() else { return };
         if !thread.healthy.load(Ordering::Acquire) {
             return;
@@ -106,17 +124,17 @@ fn at_exit() {
         let (done, wait) = sync_channel(1);
         if thread.messages.send(Message::End(done)).is_ok() {
             // It has a timeout itself.
-            let _ = wait.recv_timeout(2 * END_TIMEOUT);
+            let _ = wait.recv();
         }
     }
-    // SAFETY: `end` does not unwind, and all it uses lives as long as the process. If there is no
+    // SAFETY: `at_end` does not unwind, and all it uses lives as long as the process. If there is no
     // room for another function, MPI is not finalized, which is no error of ours.
     #[cfg(unix)]
     unsafe {
-        libc::atexit(end);
+        libc::atexit(at_end);
     }
     #[cfg(not(unix))]
-    let _ = end;
+    let _ = at_end;
 }
 
 /// The instant `timeout` from now, or a year if that is beyond the clock.

@@ -459,6 +459,10 @@ impl CpuProgram {
             }
             Ok(())
         })?;
+        if let Some(exchange) = &self.exchange {
+            // The error ends this process; the others are still searching.
+            exchange.all_say(true)?;
+        }
         Ok(own(&found).take())
     }
 
