@@ -19,13 +19,23 @@ impl Session {
         feeds: &[(&str, &HostTensor)],
         run: &RunInfo,
     ) -> Error {
-        if let Err(fed) = check_finite_feeds(self.graph(), feeds) {
-            return fed;
+        let fed = check_finite_feeds(self.graph(), feeds).err();
+        if let Some(fed) = &fed
+            && !self.has_other_processes()
+        {
+            return fed.clone();
         }
         // The search is a run as well, and custom kernels may panic in it.
         let named = catch_unwind(AssertUnwindSafe(|| self.find_first_non_finite(state, fetches, feeds, run)));
         let named = named.unwrap_or_else(|panic| state.poison(&*panic));
-        state.end_if_lost(named)
+        let named = state.end_if_lost(named);
+        fed.filter(|_| named.kind() == ErrorKind::NotFinite).unwrap_or(named)
+    }
+
+    /// Returns whether other processes train together with this one. They search, too, and the
+    /// search contains the all-reduces of the run: either all processes search or none.
+    fn has_other_processes(&self) -> bool {
+        self.options.process_group.as_ref().is_some_and(|group| group.size() > 1)
     }
 
     /// Runs the program again, result by result, and returns an error that names the first result
@@ -39,25 +49,36 @@ impl Session {
     ) -> Error {
         let values: Vec<Feed<'_>> = feeds.iter().map(|(_, value)| *value).collect();
         let bad = |what: &str| Error::new(ErrorKind::NotFinite, what);
+        let several = self.has_other_processes();
         let mut search = || {
             let request = request(fetches, feeds);
             let source = Source::new(&self.graph, &request, self.reading);
             // Only variables that the run reads and that are initialized finite: others may be
             // infinite intentionally.
+            let mut variable = None;
             for i in variables_read(self.graph(), &request)? {
                 let v = &self.graph().variables()[i];
                 if v.dtype.is_float() && v.init.is_finite(v.dtype) && !is_finite(&state.executor.read(i)?) {
-                    return Ok(Some(bad(&format!("the variable {} is not finite", v.name)).at(v.site)));
+                    variable = Some(bad(&format!("the variable {} is not finite", v.name)).at(v.site));
+                    break;
                 }
             }
-            if let Some(v) = assigned_constant(&source.lower()?, self.graph().variables()) {
-                return Ok(Some(next_value_not_finite(&v.name).at(v.site)));
+            let lowered = source.lower()?;
+            let constant = || assigned_constant(&lowered, self.graph().variables());
+            let known = variable.or_else(|| constant().map(|v| next_value_not_finite(&v.name).at(v.site)));
+            if known.is_some() && !several {
+                return Ok(known);
             }
-            state.executor.find_non_finite(&source, run, &values)
+            let found = state.executor.find_non_finite(&source, run, &values)?;
+            Ok(known.or(found))
         };
         let e = match search() {
-            Ok(found) => found
-                .unwrap_or_else(|| bad("a gradient or cost is not finite, but no result of the search is")),
+            Ok(Some(found)) => found,
+            Ok(None) if several => bad("a gradient or cost is not finite in another process")
+                .note("the error of that process names the result"),
+            Ok(None) => bad("a gradient or cost is not finite, but no result of the search is"),
+            // The others may have searched: this process must not go on without them.
+            Err(e) if several => return e,
             // The search needs more memory than the run; its failure is not the cause.
             Err(e) => {
                 bad("a gradient or cost is not finite").note(format!("the search for the result failed: {e}"))

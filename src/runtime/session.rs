@@ -528,15 +528,17 @@ pub(super) fn is_finite(t: &HostTensor) -> bool {
     unsafe { tensorpack_kernels::all_finite(Isa::detect(), t.dtype(), t.as_bytes().as_ptr(), t.len()) }
 }
 
+/// Returns whether a feed is finite, or at least no NaN if it may be infinite.
+pub(super) fn is_valid_feed(t: &HostTensor, may_be_infinite: impl FnOnce() -> bool) -> bool {
+    !t.dtype().is_float() || is_finite(t) || (may_be_infinite() && !has_nan(t))
+}
+
 pub(super) fn check_finite_feeds(graph: &Frozen, feeds: &[(&str, &HostTensor)]) -> Result<()> {
     for (name, t) in feeds {
-        if !t.dtype().is_float() || is_finite(t) {
+        if is_valid_feed(t, || graph.takes_infinities(name)) {
             continue;
         }
         let infinite = graph.takes_infinities(name);
-        if infinite && !has_nan(t) {
-            continue;
-        }
         let bad = |x: &f64| if infinite { x.is_nan() } else { !x.is_finite() };
         let at = t.to_f64_vec().iter().position(bad).unwrap_or(0);
         let what =

@@ -8,7 +8,7 @@ use crate::program::Report;
 use crate::sample::{is_complete, sample};
 use crate::task::{Fault, Kind, Net, Place, Task};
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const RANKS: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -81,7 +81,7 @@ fn complaint(fault: &Fault, report: &Report, ended: Duration) -> Option<String> 
 /// Returns what the error calls a place.
 fn activity(place: Place) -> &'static str {
     match place {
-        Place::Build => "joined",
+        Place::Start | Place::Build => "joined",
         Place::BeforeTrain => "callbacks before training",
         Place::BeforeEpoch => "callbacks before an epoch",
         Place::Data
@@ -185,6 +185,24 @@ fn a_rank_that_fails_ends_all_others_in_time_and_the_run_resumes() {
         print(&counts);
     }
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// The others wait inside `MPI_Init`, where only the launcher can end them. It does so when the time
+/// is over that ranks have after another one has failed.
+#[test]
+fn a_rank_that_dies_before_the_ranks_have_met_ends_the_run() {
+    let _turn = one_at_a_time();
+    for mut installation in Installation::sample("start") {
+        installation.mpiexec = installation.mpiexec.grace(Duration::from_secs(2));
+        let dir = tempfile::tempdir().unwrap();
+        let fault = Some(Fault { kind: Kind::Kill, place: Place::Start, rank: 1, step: 0 });
+        let mut run = installation.start(RANKS, &Task { fault, ..Task::new(Net::Dense, 1, dir.path()) });
+        let begun = run.wait_for("the fault", |run| run.fault_time().map(|_| Instant::now()));
+        let what = installation.library.path.display();
+        assert!(!run.wait_for_launcher(), "{what}: {}", run.output());
+        assert!(begun.elapsed() < Duration::from_secs(8), "{what}: {:?}", begun.elapsed());
+        assert!((0..RANKS).all(|rank| !run.is_running(rank)), "{what}: {}", run.output());
+    }
 }
 
 /// Prints the number of faults by place and kind.

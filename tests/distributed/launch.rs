@@ -196,6 +196,19 @@ impl Run {
         fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
     }
 
+    /// Waits for the end of the launcher. Returns whether it reports success.
+    #[track_caller]
+    pub(crate) fn wait_for_launcher(&mut self) -> bool {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.success();
+            }
+            assert!(begun.elapsed() < LONG, "the launcher does not end; {}", self.output());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Sends the launcher a signal.
     pub(crate) fn signal_launcher(&self, number: i32) {
         // SAFETY: takes numbers. The launcher has not been waited for, so its id belongs to it.

@@ -97,7 +97,7 @@ fn resnet(t: &TowerContext, x: &Tensor, width: usize) -> Tensor {
 }
 
 /// Returns noisy patterns of four classes.
-pub(crate) fn data(seed: u64) -> FromList {
+fn data(seed: u64, bad_example: bool) -> FromList {
     let rng = CounterRng::new(seed, "images");
     let example = |i: usize| {
         let class = i % CLASSES;
@@ -105,17 +105,20 @@ pub(crate) fn data(seed: u64) -> FromList {
             let wave = (((p % SIZE) * (class + 1) + p / SIZE) as f64 * 0.7).sin();
             (wave + 0.5 * rng.uniform(i as u64, p as u64) - 0.25) as f32
         };
-        let image: Vec<f32> = (0..SIZE * SIZE).map(pixel).collect();
+        let mut image: Vec<f32> = (0..SIZE * SIZE).map(pixel).collect();
+        if bad_example && i == EXAMPLES / 2 {
+            image[0] = f32::NAN;
+        }
         vec![HostTensor::new([SIZE, SIZE], image).unwrap(), HostTensor::scalar(class as i32)]
     };
     FromList::new((0..EXAMPLES).map(example).collect())
 }
 
 /// Returns the batches to train on: shuffled and augmented.
-pub(crate) fn training_data(difference: Option<Difference>) -> Flow {
+pub(crate) fn training_data(difference: Option<Difference>, bad_example: bool) -> Flow {
     let seed = if difference == Some(Difference::Data) { 1 } else { 0 };
     let batch = if difference == Some(Difference::BatchSize) { 4 } else { 3 };
-    let augmented = data(seed).shuffle().map_random(|mut sample, rng| {
+    let augmented = data(seed, bad_example).shuffle().map_random(|mut sample, rng| {
         fault::inject(Place::Data)?;
         sample[0].as_mut_slice::<f32>()?.iter_mut().for_each(|x| *x += 0.01 * rng.normal() as f32);
         Ok(sample)
@@ -125,7 +128,7 @@ pub(crate) fn training_data(difference: Option<Difference>) -> Flow {
 
 /// Returns the batches to validate on.
 pub(crate) fn validation_data() -> Flow {
-    let examples = data(2).map(|sample| {
+    let examples = data(2, false).map(|sample| {
         fault::inject(Place::Validation)?;
         Ok(sample)
     });

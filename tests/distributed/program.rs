@@ -55,7 +55,7 @@ pub(crate) fn run() {
         fault::set(fault, &folder, delay.min(Duration::from_millis(1500)));
     }
     let difference = task.difference.filter(|(other, _)| *other == rank).map(|(_, difference)| difference);
-    let ended = train(&task, rank, difference);
+    let ended = fault::inject(Place::Start).and_then(|()| train(&task, rank, difference));
     let (kind, text) = match &ended {
         Ok(trained) => ("Ok".to_owned(), format!("{:?}", trained.ended)),
         Err(e) => (format!("{:?}", e.kind()), e.to_string()),
@@ -81,7 +81,7 @@ impl SessionInit for OtherValues {
 fn train(task: &Task, rank: usize, difference: Option<Difference>) -> Result<Trained> {
     let other = |what: Difference| u64::from(difference == Some(what));
     // Prefetching more would let a rank whose dataflow hangs go on for long.
-    let input = QueueInput::new(training_data(difference)).capacity(2);
+    let input = QueueInput::new(training_data(difference, task.bad_example)).capacity(2);
     let validation = InferenceRunner::new(validation_data(), [ScalarStats::new("cost")]);
     let mut config =
         TrainConfig::with_input(Classifier { net: task.net, plain: task.plain, difference }, input)

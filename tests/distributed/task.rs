@@ -40,6 +40,8 @@ pub(crate) enum Kind {
 /// Where it goes wrong, in the order of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Place {
+    /// Before the ranks have met.
+    Start,
     /// While the graph is built, after the ranks have met.
     Build,
     BeforeTrain,
@@ -112,6 +114,8 @@ pub(crate) struct Task {
     pub(crate) plain: bool,
     /// Skips steps that are not finite.
     pub(crate) skip: bool,
+    /// Trains on data in which one example is not finite. One rank gets it.
+    pub(crate) bad_example: bool,
     /// How much longer every step takes.
     pub(crate) slower: Duration,
 }
@@ -131,6 +135,7 @@ impl Task {
             difference: None,
             plain: false,
             skip: false,
+            bad_example: false,
             slower: Duration::ZERO,
         }
     }

@@ -20,13 +20,19 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A shell script that runs its arguments. Launchers kill all ranks when one is killed, or ends with
 /// a status other than 0; the shell, which is all that a launcher sees of a rank, puts that off for
-/// `$0` seconds. Not after SIGHUP, SIGINT and SIGTERM, by which ranks end that have agreed to.
+/// `$0` seconds. Not after SIGHUP, SIGINT and SIGTERM, by which ranks end that have agreed to. Then
+/// it kills itself if the rank was killed: Hydra goes on after a status other than 0 of a process
+/// that has not called `MPI_Init` yet.
 ///
 /// Options of launchers do less. Hydra's `-disable-auto-cleanup` does not help if the rank was killed
 /// by a signal, and Hydra then waits for ever for a rank that is stopped. With Open MPI's
 /// `--enable-recovery`, `mpiexec` returns 0 for a run that failed.
-const SCRIPT: &str =
-    r#""$@"; status=$?; case $status in 0|129|130|143) ;; *) sleep "$0" ;; esac; exit $status"#;
+const SCRIPT: &str = r#""$@"; status=$?
+case $status in
+    0|129|130|143) ;;
+    *) sleep "$0"; [ $status -lt 128 ] || kill -KILL $$ ;;
+esac
+exit $status"#;
 
 /// The time that survivors have, unless [`Mpiexec::grace`] sets another.
 const GRACE: Duration = Duration::from_secs(15);

@@ -17,6 +17,7 @@ use crate::distributed::ProcessGroup;
 use crate::graph::VariableInfo;
 use crate::kir::{Kernel, KernelNode, Origin, Program};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
+use crate::runtime::session::is_valid_feed;
 use crate::runtime::value_errors::Diagnosis;
 use crate::runtime::{KernelProgress, Lowered, Source, Turns, memory_limit, tower_collectives};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -162,6 +163,7 @@ impl Engine {
         let mut variables = self.variables.take()?;
         let (fetches, feeds) = (lowered.fetches().to_vec(), lowered.feeds().to_vec());
         let programs = lowered.into_programs();
+        let infinite = programs.iter().flat_map(|program| program.infinite.iter().copied()).collect();
         self.check_results(&programs, &shared)?;
         self.teams(&mut shared, 1)?;
         let compiled = programs
@@ -172,7 +174,7 @@ impl Engine {
         let (exchange, splits) = self.exchange(&compiled, mode)?.unzip();
         let splits = splits.unwrap_or_else(|| vec![Vec::new(); compiled.len()]);
         let program = self.ready(compiled, splits, fetches, &mut shared, &variables)?;
-        Ok(CpuProgram { feeds, exchange, ..program })
+        Ok(CpuProgram { feeds, infinite, exchange, ..program })
     }
 
     /// Prepares the all-reduces over several processes, if there are any.
@@ -268,6 +270,7 @@ impl Engine {
             towers,
             fetches,
             feeds: Vec::new(),
+            infinite: Vec::new(),
             shared: self.shared.clone(),
             variables: self.variables.clone(),
             at: self.fork.as_ref().map(|fork| fork.at.clone()),
@@ -385,6 +388,8 @@ pub(super) struct CpuProgram {
     fetches: Vec<(usize, usize)>,
     /// Type and sizes of each feed.
     feeds: Vec<(DType, Vec<usize>)>,
+    /// The feeds that may be infinite.
+    infinite: Vec<usize>,
     shared: Arc<Mutex<Shared>>,
     variables: SharedVariables,
     /// Reports the kernel that is running, if it is watched.
@@ -516,6 +521,16 @@ impl CpuProgram {
         self.finish(shared, &mut variables, run, &finite, feeds, outputs)
     }
 
+    /// Returns whether all feeds are finite that must be.
+    fn has_valid_feeds(&self, feeds: &[Feed<'_>]) -> bool {
+        feeds.iter().enumerate().all(|(i, feed)| is_valid_feed(feed, || self.infinite.contains(&i)))
+    }
+
+    /// Returns whether a run checks its feeds.
+    pub(super) fn checks_feeds(&self) -> bool {
+        self.exchange.is_some()
+    }
+
     /// Runs the part that needs the variables themselves, and their update.
     fn finish(
         &self,
@@ -530,8 +545,9 @@ impl CpuProgram {
         let mut is_finite =
             finite.load(Ordering::Relaxed) && self.will_be_finite(shared, variables, run, finite, feeds)?;
         if let Some(exchange) = &self.exchange {
-            // All processes update, or none.
-            is_finite = exchange.all_say(is_finite)?;
+            // All processes update, or none. A feed that is not finite must not keep this one from
+            // the exchange, so it is checked here and not before the run.
+            is_finite = exchange.all_say(is_finite && self.has_valid_feeds(feeds))?;
         }
         if !is_finite {
             return Ok(Outcome::NotFinite);
@@ -610,6 +626,10 @@ impl CpuProgram {
 impl Executable for CpuProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         CpuProgram::run(self, run, feeds, outputs)
+    }
+
+    fn checks_feeds(&self) -> bool {
+        CpuProgram::checks_feeds(self)
     }
 
     fn plan_text(&self) -> String {

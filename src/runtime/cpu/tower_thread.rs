@@ -159,6 +159,10 @@ impl Executable for WatchedProgram {
         outcome
     }
 
+    fn checks_feeds(&self) -> bool {
+        self.program.checks_feeds()
+    }
+
     fn plan_text(&self) -> String {
         self.program.plan_text()
     }
