@@ -203,8 +203,8 @@ impl ProcessGroup {
         self.rendezvous.barrier(&format!("{name}/{count}"), timeout)
     }
 
-    /// Names the rank that caused an error of MPI, if the control plane knows it; otherwise says what
-    /// all others are doing.
+    /// Names the rank that caused an error of MPI, if the control plane knows it. Otherwise says
+    /// what all others are doing.
     pub(super) fn explain(&self, e: Error) -> Error {
         if e.kind() == ErrorKind::Peer {
             return e;

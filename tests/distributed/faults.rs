@@ -1,6 +1,6 @@
-//! A rank fails, in any way and at any place of a run. Every other rank ends within its deadline with
-//! an error that names the rank, the last checkpoint is whole, and the same command resumes the run
-//! to the bits of an undisturbed one.
+//! A rank fails, in any way and at any place of a run. Every other rank ends within its deadline
+//! with an error that names the rank, the last checkpoint is whole, and the same command resumes
+//! the run to the bits of an undisturbed one.
 
 use crate::fault::MESSAGE;
 use crate::launch::{Installation, Outcome, last_checkpoint, one_at_a_time, undisturbed};
@@ -32,8 +32,8 @@ const PLACES: [Place; 13] = [
     Place::AfterTrain,
 ];
 
-/// Returns every fault at every place: in rank 0, which writes checkpoints and runs the coordinator,
-/// and in another.
+/// Returns every fault at every place: in rank 0, which writes checkpoints and runs the
+/// coordinator, and in another.
 fn all() -> Vec<Fault> {
     let mut all = Vec::new();
     for place in PLACES {
@@ -184,8 +184,8 @@ fn a_rank_that_fails_ends_all_others_in_time_and_the_run_resumes() {
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// The others wait inside `MPI_Init`, where only the launcher can end them. It does so when the time
-/// is over that ranks have after another one has failed.
+/// The others wait inside `MPI_Init`, where only the launcher can end them. It does so when the
+/// time is over that ranks have after another one has failed.
 #[test]
 fn a_rank_that_dies_before_the_ranks_have_met_ends_the_run() {
     let _turn = one_at_a_time();
