@@ -140,6 +140,10 @@ impl<P: ProxyCallback> Callback for P {
         ProxyCallback::name(self)
     }
 
+    fn chief_only(&self) -> bool {
+        ProxyCallback::chief_only(self)
+    }
+
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
         ProxyCallback::setup_graph(self, g)
     }
@@ -227,7 +231,7 @@ mod tests {
     macro_rules! recorder {
         ($($hook:ident($cx:ty))*) => {
             const HOOKS: &[&str] =
-                &["name", "collect", "reads", "produces", "stop_criterion", "state", "load_state", $(stringify!($hook)),*];
+                &["name", "chief_only", "collect", "reads", "produces", "stop_criterion", "state", "load_state", $(stringify!($hook)),*];
 
             // The lint makes sure that no hook is missing here.
             #[deny(clippy::missing_trait_methods)]
@@ -235,6 +239,10 @@ mod tests {
                 fn name(&self) -> String {
                     self.0.borrow_mut().insert("name");
                     "Recorder".into()
+                }
+                fn chief_only(&self) -> bool {
+                    self.0.borrow_mut().insert("chief_only");
+                    true
                 }
                 fn collect(&mut self, _: &CollectCx<'_>) -> Result<()> {
                     self.0.borrow_mut().insert("collect");
@@ -311,6 +319,7 @@ mod tests {
             logdir: None,
         };
         callback.setup_graph(&mut g).unwrap();
+        assert!(callback.chief_only());
         let _ = (callback.name(), callback.reads(), callback.produces(), callback.stop_criterion());
         let state = callback.state();
         callback.load_state(&state).unwrap();

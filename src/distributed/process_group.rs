@@ -226,7 +226,8 @@ impl ProcessGroup {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        let peers = self.rendezvous.peers(NAMING_TIMEOUT).unwrap_or_default();
+        let peers = self.rendezvous.peers(NAMING_TIMEOUT);
+        let peers = peers.unwrap_or_else(|_| vec![self.rendezvous.coordinator_status()]);
         peers.iter().filter(|p| p.rank as usize != self.rank()).fold(e, |e, peer| e.note(peer.to_string()))
     }
 

@@ -5,8 +5,8 @@ use crate::task::{Fault, Kind, Net, Place, Task};
 use tensorpack_testing::assert_mentions;
 
 const RANKS: usize = 3;
-/// In the forward pass, all ranks get the sums that are not finite; after the exchange of gradients,
-/// the others know of it only because they are told.
+/// In the forward pass, all ranks get the sums that are not finite; after the exchange of
+/// gradients, the others know of it only because they are told.
 const PLACES: [Place; 2] = [Place::Forward, Place::Update];
 /// The rank and the step in which it happens.
 const RANK: usize = 1;

@@ -48,9 +48,9 @@ pub(crate) fn run() {
     let rank = rank();
     write_whole(&folder, &format!("pid-{rank}"), std::process::id().to_string().as_bytes());
     if let Some(fault) = task.fault.filter(|fault| fault.rank == rank) {
-        // Somewhat more than two heartbeats, which come four times in a peer timeout: what rank 0 does
-        // goes to the coordinator with its own heartbeat and to the others with the answer to theirs. A
-        // rank that hangs goes on sending them.
+        // Somewhat more than two heartbeats, which come four times in a peer timeout: what rank 0
+        // does goes to the coordinator with its own heartbeat and to the others with the answer to
+        // theirs. A rank that hangs goes on sending them.
         let delay = if fault.kind == Kind::Hang { Duration::ZERO } else { task.peer_timeout.mul_f64(0.6) };
         fault::set(fault, &folder, delay.min(Duration::from_millis(1500)));
     }

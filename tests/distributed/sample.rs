@@ -12,6 +12,11 @@ fn number(name: &str, default: u64) -> u64 {
     env::var(name).map_or(default, |n| n.parse().unwrap_or_else(|_| panic!("{name}={n} is not a number")))
 }
 
+/// Returns the seed of the sample.
+pub(crate) fn seed() -> u64 {
+    number(SEED, 0)
+}
+
 /// Returns whether all cases are tried.
 pub(crate) fn is_complete() -> bool {
     env::var(CASES).is_ok_and(|text| text == "all")
@@ -28,7 +33,7 @@ pub(crate) fn sample<T: Display>(what: &str, mut all: Vec<T>, default: usize) ->
         return all;
     }
     let count = number(CASES, default as u64) as usize;
-    let rng = CounterRng::new(number(SEED, 0), what);
+    let rng = CounterRng::new(seed(), what);
     // A shuffle; the first ones are taken.
     let len = all.len();
     for i in 0..len {
@@ -44,7 +49,7 @@ pub(crate) fn one_of<T>(what: &str, all: Vec<T>) -> Vec<T> {
     match is_complete() {
         true => all,
         false => {
-            let rng = CounterRng::new(number(SEED, 0), what);
+            let rng = CounterRng::new(seed(), what);
             let chosen = (rng.uniform(0, 0) * all.len() as f64) as usize;
             all.into_iter().skip(chosen).take(1).collect()
         }

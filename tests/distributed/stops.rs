@@ -1,5 +1,5 @@
-//! A signal to any rank ends all of them: they save at the same step, end by the signal, and the run
-//! resumes to the same bits.
+//! A signal to any rank ends all of them: they save at the same step, end by the signal, and the
+//! run resumes to the same bits.
 
 use crate::launch::{Installation, Outcome, Run, last_checkpoint, one_at_a_time, undisturbed};
 use crate::sample::sample;

@@ -361,6 +361,16 @@ impl Rendezvous {
         }
     }
 
+    /// What rank 0 was doing when this rank last heard of it, for a report if the coordinator does not
+    /// answer. Does not communicate.
+    pub fn coordinator_status(&self) -> PeerStatus {
+        let state = self.shared.lock();
+        let (step, activity) = state.coordinator_progress.clone();
+        let silent = state.heard.elapsed();
+        let host = self.shared.hosts.first().cloned().unwrap_or_default();
+        PeerStatus { rank: 0, host, step, activity, unchanged: silent, silent, left: false }
+    }
+
     /// Leaves the run: from here on, the end of this process is no failure. Rank 0 waits until all
     /// others have left, at most for `timeout`, because they need the coordinator.
     pub fn leave(&self, timeout: Duration) -> Result<()> {

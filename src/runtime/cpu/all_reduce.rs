@@ -18,6 +18,9 @@ const SPINS: u32 = if cfg!(loom) { 1 } else { 20_000 };
 /// How long a tower that missed a deadline may still take to finish.
 const GRACE: Duration = Duration::from_millis(100);
 
+/// Adds up a range of the elements, given where the summand of each tower is.
+type AddShare<'a> = dyn Fn(std::ops::Range<usize>, &dyn Fn(usize) -> *const u8) + 'a;
+
 /// Synchronizes the towers of a program, as a communicator does in NCCL or MPI.
 #[derive(Debug)]
 pub(super) struct Communicator {
@@ -284,7 +287,7 @@ impl Communicator {
         what: &str,
         input: *const u8,
         len: usize,
-        add: &dyn Fn(std::ops::Range<usize>, &dyn Fn(usize) -> *const u8),
+        add: &AddShare<'_>,
     ) -> Result<()> {
         let towers = self.parts.len();
         if towers == 1 {

@@ -68,6 +68,24 @@ fn a_failure_names_the_activity_if_nothing_else() {
     });
 }
 
+/// The answers to heartbeats tell every rank what rank 0 is doing.
+#[test]
+fn the_status_of_the_coordinator_is_known_without_asking() {
+    on_ranks(2, |rank| {
+        if rank.rank() == 0 {
+            rank.begin_step(4).unwrap();
+            rank.set_activity("saving");
+        }
+        let started = Instant::now();
+        while rank.coordinator_status().activity != "saving" {
+            assert!(started.elapsed() < LONG);
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert_mentions(rank.coordinator_status(), &["rank 0 on ", "step 4", "saving", "last heard"]);
+        rank.barrier("seen", LONG).unwrap();
+    });
+}
+
 #[test]
 fn a_rank_that_is_dropped_without_leaving_has_failed() {
     on_ranks(3, |rank| {
