@@ -1,6 +1,6 @@
 //! Executables: compiled programs.
 
-use crate::c_api::{PJRT_Executable, PJRT_ExecuteOptions, PJRT_LoadedExecutable};
+use crate::c_api::{PJRT_Device, PJRT_Executable, PJRT_ExecuteOptions, PJRT_LoadedExecutable};
 use crate::c_struct::{CStruct, to_vec};
 use crate::client::Handle;
 use crate::plugin::call;
@@ -15,7 +15,8 @@ use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 pub struct Executable {
     handle: Arc<Handle>,
     raw: *mut PJRT_LoadedExecutable,
-    devices: usize,
+    /// The ids of its devices of this process.
+    devices: Vec<i64>,
     outputs: Vec<(DType, Vec<usize>)>,
     memory: Result<PlannedMemory>,
 }
@@ -78,13 +79,16 @@ impl Executable {
         let mut loaded = Executable {
             handle: handle.clone(),
             raw,
-            devices: 0,
+            devices: Vec::new(),
             outputs: Vec::new(),
             memory: Ok(PlannedMemory { arguments: 0, outputs: 0, aliased: 0, temporary: 0, code: 0 }),
         };
-        // SAFETY: the executable is the plugin's.
-        let args = unsafe { call!(plugin, PJRT_LoadedExecutable_AddressableDevices { executable: raw }) }?;
-        loaded.devices = args.num_addressable_devices;
+        // SAFETY: the executable is the plugin's; the list lives as long as it, and is copied.
+        let devices = unsafe {
+            let args = call!(plugin, PJRT_LoadedExecutable_AddressableDevices { executable: raw })?;
+            to_vec(args.addressable_devices, args.num_addressable_devices)
+        };
+        loaded.devices = devices.into_iter().map(|raw| device_id(handle, raw)).collect::<Result<_>>()?;
         // SAFETY: as above; the result is the caller's to destroy.
         let args = unsafe { call!(plugin, PJRT_LoadedExecutable_GetExecutable { loaded_executable: raw }) }?;
         let executable = args.executable;
@@ -96,9 +100,15 @@ impl Executable {
         Ok(loaded)
     }
 
-    /// The number of devices the program runs on at once.
+    /// The number of devices of this process that the program runs on at once.
     pub fn devices(&self) -> usize {
-        self.devices
+        self.devices.len()
+    }
+
+    /// The ids of the devices of this process that the program runs on, in the order of its
+    /// arguments and outputs: the order of their replicas.
+    pub fn device_ids(&self) -> &[i64] {
+        &self.devices
     }
 
     /// The dtypes and sizes of the outputs on each device.
@@ -112,8 +122,9 @@ impl Executable {
         self.memory.clone()
     }
 
-    /// Starts the program on all of its devices; `arguments` has a list for each. An argument that
-    /// an output aliases (`tf.aliasing_output`) is donated, and cannot be used afterwards.
+    /// Starts the program on all of its devices of this process; `arguments` has a list for each. An
+    /// argument that an output aliases (`tf.aliasing_output`) is donated, and cannot be used
+    /// afterwards. If the program runs on devices of other processes, they must start it, too.
     ///
     /// The order of arguments, their dtypes and shapes must be the program's: XLA only checks their
     /// sizes in bytes.
@@ -132,15 +143,21 @@ impl Executable {
         let lists: Vec<Vec<_>> =
             arguments.iter().map(|list| list.iter().map(|buffer| buffer.raw()).collect()).collect();
         let pointers: Vec<_> = lists.iter().map(Vec::as_ptr).collect();
-        let mut outputs = vec![vec![ptr::null_mut(); self.outputs.len()]; self.devices];
+        let mut outputs = vec![vec![ptr::null_mut(); self.outputs.len()]; self.devices.len()];
         let output_lists: Vec<_> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
-        let mut done = vec![ptr::null_mut(); self.devices];
+        let mut done = vec![ptr::null_mut(); self.devices.len()];
         let kept: Vec<i64> = kept.iter().map(|&index| index as i64).collect();
         let mut options = PJRT_ExecuteOptions {
             non_donatable_input_indices: kept.as_ptr(),
             num_non_donatable_input_indices: kept.len(),
             ..CStruct::new()
         };
+        if let Some(incarnations) = &self.handle.incarnations {
+            // The C API takes mutable pointers, but only reads the lists.
+            options.num_tasks = incarnations.ids.len();
+            options.task_ids = incarnations.task_ids.as_ptr().cast_mut();
+            options.incarnation_ids = incarnations.ids.as_ptr().cast_mut();
+        }
         // SAFETY: executable and arguments are the plugin's, as `check` has checked; all lists have
         // the stated lengths and live until the call returns; those that it fills have room for all
         // outputs, whose number `outputs` has checked, and for an event of each device.
@@ -151,7 +168,7 @@ impl Executable {
                     executable: self.raw,
                     options: &mut options,
                     argument_lists: pointers.as_ptr(),
-                    num_devices: self.devices,
+                    num_devices: self.devices.len(),
                     num_args: arguments.first().map_or(0, Vec::len),
                     output_lists: output_lists.as_ptr(),
                     device_complete_events: done.as_mut_ptr(),
@@ -181,8 +198,8 @@ impl Executable {
     }
 
     fn check(&self, arguments: &[Vec<&Buffer>]) -> Result<()> {
-        if arguments.len() != self.devices {
-            let (given, needed) = (arguments.len(), self.devices);
+        if arguments.len() != self.devices.len() {
+            let (given, needed) = (arguments.len(), self.devices.len());
             let why =
                 format!("the program runs on {needed} devices, but {given} lists of arguments were given");
             return Err(Error::argument(why));
@@ -210,8 +227,17 @@ impl Drop for Executable {
 
 impl fmt::Debug for Executable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Executable({} devices, outputs {:?})", self.devices, self.outputs)
+        write!(f, "Executable({} devices, outputs {:?})", self.devices.len(), self.outputs)
     }
+}
+
+fn device_id(handle: &Arc<Handle>, device: *mut PJRT_Device) -> Result<i64> {
+    // SAFETY: device and description are the client's.
+    let args = unsafe {
+        let of = call!(handle.plugin, PJRT_Device_GetDescription { device })?.device_description;
+        call!(handle.plugin, PJRT_DeviceDescription_Id { device_description: of })?
+    };
+    Ok(i64::from(args.id))
 }
 
 fn outputs(handle: &Arc<Handle>, executable: *mut PJRT_Executable) -> Result<Vec<(DType, Vec<usize>)>> {
