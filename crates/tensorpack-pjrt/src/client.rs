@@ -238,6 +238,13 @@ impl Client {
         self.update_processes(Some(failed), why)
     }
 
+    /// Gives the client up, because its devices will not respond any more: all calls fail from then
+    /// on, nothing of it is destroyed, and the process exits without the exit handlers of libraries,
+    /// all of which could hang.
+    pub fn abandon(&self) {
+        self.handle.abandon();
+    }
+
     /// The first error of the key-value store of this client, if it has failed.
     pub fn store_error(&self) -> Option<Error> {
         self.handle.store.as_ref().and_then(RegisteredStore::error)
