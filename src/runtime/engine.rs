@@ -47,6 +47,11 @@ pub trait Engine: Send + Sync {
         false
     }
 
+    /// Whether its executors obey [`SessionOptions::process_group`]. Defaults to `false`.
+    fn supports_process_groups(&self) -> bool {
+        false
+    }
+
     /// Checks that tower `i` can run on `devices[i]` for all `i`. The devices are at least one, all
     /// of this engine. By default any list is valid.
     fn check_towers(&self, devices: &[Device]) -> Result<()> {

@@ -4,7 +4,7 @@ use super::binding::Request;
 use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue};
 use super::lowering::Source;
 use super::snapshot::Reading;
-use super::{Device, Interrupt, KernelProgress, Staging, Turns};
+use super::{Device, Interrupt, KernelProgress, ProcessGroup, Staging, Turns};
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable, nearest_names};
 use crate::reference::StochasticRounding;
 use std::collections::BTreeMap;
@@ -47,6 +47,9 @@ pub struct SessionOptions {
     /// Whether results are bit-reproducible on accelerators, at some cost. On the CPU engine they
     /// always are.
     pub deterministic: bool,
+    /// The processes that run the same graph on XLA devices, if there are several. Defaults to none.
+    /// Other devices reject it.
+    pub process_group: Option<ProcessGroup>,
 }
 
 impl Default for SessionOptions {
@@ -64,6 +67,7 @@ impl Default for SessionOptions {
             dump_passes: false,
             stochastic_rounding: None,
             deterministic: false,
+            process_group: None,
         }
     }
 }
@@ -147,6 +151,12 @@ impl Session {
             return Err(Error::new(ErrorKind::Unsupported, why).note("use the device `reference`"));
         }
         options.stochastic_rounding.map_or(Ok(()), StochasticRounding::check)?;
+        if let Some(group) = &options.process_group
+            && !engine.supports_process_groups()
+        {
+            let why = format!("{} cannot be used by a session of {group:?}", options.device);
+            return Err(Error::new(ErrorKind::Unsupported, why).note("use a device xla:cuda:N"));
+        }
         let turns = Turns::new(options.deadline);
         let mut executor = engine.create(&options, &turns)?;
         executor.create_variables(graph.variables(), options.seed)?;

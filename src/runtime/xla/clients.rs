@@ -1,33 +1,131 @@
 //! The PJRT clients of the process: one per platform, because a client claims its devices.
 
-use crate::runtime::{Platform, XLA_CPU_DEVICES};
+use super::key_value_store::RendezvousStore;
+use super::peer_watch::PeerWatch;
+use super::replicas::GlobalDevices;
+use crate::runtime::{Platform, ProcessGroup, XLA_CPU_DEVICES};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tensorpack_pjrt::{Client, OptionValue, Plugin, find_plugin};
+use tensorpack_pjrt::{Client, DistributedOptions, OptionValue, Plugin, find_plugin};
 use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// A client with the devices that a session can use.
+#[derive(Clone, Debug)]
+pub(super) struct OpenClient {
+    pub(super) client: Arc<Client>,
+    /// The index on the platform of the client's first device.
+    pub(super) first: usize,
+    /// The other processes of the run, if there are any.
+    pub(super) peers: Option<Peers>,
+}
+
+/// The processes of a group, as their clients see them.
+#[derive(Clone, Debug)]
+pub(super) struct Peers {
+    pub(super) watch: Arc<PeerWatch>,
+    pub(super) devices: Arc<GlobalDevices>,
+}
 
 /// Returns the client of a platform, creating it at the first call. That may wait for a driver or
 /// for another process, but no longer than `deadline`.
-pub(super) fn client(platform: Platform, deadline: Duration) -> Result<Arc<Client>> {
-    static CLIENTS: Mutex<Vec<(Platform, Arc<Client>)>> = Mutex::new(Vec::new());
+///
+/// With a group, the client has devices `index` to `index + towers - 1` of the platform, and knows
+/// those of the other processes. It is then the client of all sessions of this process.
+pub(super) fn client(
+    platform: Platform,
+    index: usize,
+    group: Option<&ProcessGroup>,
+    deadline: Duration,
+) -> Result<OpenClient> {
+    static CLIENTS: Mutex<Vec<(Platform, OpenClient)>> = Mutex::new(Vec::new());
+    let group = group.filter(|group| group.size() > 1);
+    check_platform(platform, group)?;
     let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, client)) = clients.iter().find(|(p, _)| *p == platform) {
-        return Ok(client.clone());
+    let open = match clients.iter().find(|(p, _)| *p == platform) {
+        Some((_, open)) => open.clone(),
+        None => {
+            let open = open(platform, index, group, deadline)?;
+            clients.push((platform, open.clone()));
+            open
+        }
+    };
+    match (group, &open.peers) {
+        (None, _) => Ok(OpenClient { peers: None, ..open }),
+        (Some(group), Some(peers))
+            if open.first == index && peers.devices.local().len() == group.towers() =>
+        {
+            Ok(open)
+        }
+        (Some(group), _) => {
+            let why = format!("xla:{} is already in use by this process with other devices", platform.name());
+            let note = format!("open a session of {group:?} on xla:{}:{index} first", platform.name());
+            Err(Error::new(ErrorKind::Unsupported, why).note(note))
+        }
     }
-    let client = Arc::new(open(platform, deadline)?);
-    clients.push((platform, client.clone()));
-    Ok(client)
 }
 
-fn open(platform: Platform, deadline: Duration) -> Result<Client> {
+/// Checks that XLA has collectives between processes on this platform.
+fn check_platform(platform: Platform, group: Option<&ProcessGroup>) -> Result<()> {
+    match (group, platform) {
+        (None, _) | (_, Platform::Cuda) => Ok(()),
+        (Some(group), platform) => {
+            let (name, size) = (platform.name(), group.size());
+            let why =
+                format!("xla:{name} cannot train with {size} processes: its collectives are within one");
+            Err(Error::new(ErrorKind::Unsupported, why)
+                .note("use xla:cuda, cpu:N, or several devices of one process"))
+        }
+    }
+}
+
+fn open(
+    platform: Platform,
+    index: usize,
+    group: Option<&ProcessGroup>,
+    deadline: Duration,
+) -> Result<OpenClient> {
     let plugin = Plugin::open_within(&find_plugin(platform.name())?, deadline)?;
-    let options: &[(&str, OptionValue)] = match platform {
-        Platform::Cpu => &[("cpu_device_count", OptionValue::Int(XLA_CPU_DEVICES as i64))],
-        _ => &[],
+    let open = match group {
+        None => {
+            let options: &[(&str, OptionValue)] = match platform {
+                Platform::Cpu => &[("cpu_device_count", OptionValue::Int(XLA_CPU_DEVICES as i64))],
+                _ => &[],
+            };
+            let client = Arc::new(Client::new_within(&plugin, options, deadline)?);
+            OpenClient { client, first: 0, peers: None }
+        }
+        Some(group) => open_group(&plugin, index, group, deadline)?,
     };
-    let client = Client::new_within(&plugin, options, deadline)?;
-    match client.platform_name()? {
-        name if name == platform.name() => Ok(client),
+    match open.client.platform_name()? {
+        name if name == platform.name() => Ok(open),
         name => Err(Error::new(ErrorKind::Unsupported, format!("{plugin:?} is a plugin for {name}"))),
     }
+}
+
+/// Opens a client for this process's part of a group.
+fn open_group(
+    plugin: &Arc<Plugin>,
+    index: usize,
+    group: &ProcessGroup,
+    deadline: Duration,
+) -> Result<OpenClient> {
+    if group.towers() == 0 {
+        return Err(Error::argument("a process group needs at least one tower on each process"));
+    }
+    // Other processes may use the other devices of this machine.
+    let visible = (index..index + group.towers()).map(|device| device as i64).collect();
+    let store = RendezvousStore::new(group.rendezvous(), "xla/");
+    let distributed = DistributedOptions::new(group.rank(), group.size(), Arc::new(store))
+        .abort_collectives_on_failure(true)
+        .longest_wait(deadline);
+    let options = [("visible_devices", OptionValue::Ints(visible))];
+    let client = Arc::new(Client::new_distributed(plugin, &options, &distributed, deadline)?);
+    let devices = Arc::new(GlobalDevices::new(&client, group)?);
+    let aborting = client.clone();
+    let watch = PeerWatch::start(group.rendezvous(), move |failure| {
+        if let Err(e) = aborting.abort_collectives(failure.rank as usize, &failure.to_string()) {
+            log::warn!("the collectives that wait for rank {} cannot be aborted: {e}", failure.rank);
+        }
+    })?;
+    Ok(OpenClient { client, first: index, peers: Some(Peers { watch, devices }) })
 }

@@ -43,6 +43,10 @@ impl Engine for XlaEngine {
         false
     }
 
+    fn supports_process_groups(&self) -> bool {
+        true
+    }
+
     fn check_towers(&self, devices: &[Device]) -> Result<()> {
         let Some(&first) = devices.first() else { return Ok(()) };
         let (platform, index) = parts(first)?;
@@ -57,12 +61,13 @@ impl Engine for XlaEngine {
 
     fn create(&self, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
         let (platform, index) = parts(options.device)?;
+        let group = options.process_group.as_ref();
         let options = XlaOptions {
             memory_limit: options.memory_limit,
             deadline: options.deadline,
             full_precision: options.full_precision,
             deterministic: options.deterministic,
         };
-        Ok(Box::new(XlaExecutor::open(platform, index, options)?))
+        Ok(Box::new(XlaExecutor::open(platform, index, options, group)?))
     }
 }

@@ -1,5 +1,7 @@
 //! Merges towers that run the same program on different inputs into one SPMD program.
 
+use super::replicas::Replicas;
+use crate::graph::split_tower;
 use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, Program, View};
 use crate::runtime::Lowered;
 use std::collections::HashMap;
@@ -13,7 +15,10 @@ pub(super) struct SpmdProgram {
     pub(super) program: Program,
     /// For each fetched value, its tower and its index among the fetches of the program.
     pub(super) fetches: Vec<(usize, usize)>,
+    /// The towers of this process.
     pub(super) towers: Vec<PerTower>,
+    /// The replicas of all processes; `None` if all are towers of this one, in their order.
+    pub(super) replicas: Option<Replicas>,
 }
 
 /// The inputs of a tower that differ from those of the first.
@@ -36,12 +41,51 @@ impl SpmdProgram {
     /// Returns the program of one tower.
     pub(super) fn single(program: &Program, fetches: Vec<(usize, usize)>) -> SpmdProgram {
         let own = PerTower { feeds: HashMap::new(), random_offsets: random_offsets(program) };
-        SpmdProgram { program: program.clone(), fetches, towers: vec![own] }
+        SpmdProgram { program: program.clone(), fetches, towers: vec![own], replicas: None }
     }
 
-    /// Returns whether a feed differs between towers.
+    /// Returns the program with towers on all processes of `replicas`. Towers are numbered by rank, and
+    /// random elements are numbered across all of them.
+    pub(super) fn on_all_processes(mut self, replicas: Replicas) -> SpmdProgram {
+        let per_process = self.random_elements();
+        for tower in &mut self.towers {
+            for (stream, offset) in &mut tower.random_offsets {
+                let before = per_process.get(stream).map_or(0, |n| n.saturating_mul(replicas.rank));
+                *offset = offset.saturating_add(before);
+            }
+        }
+        self.replicas = Some(replicas);
+        self
+    }
+
+    /// Returns the number of elements that the towers of this process draw together from each stream
+    /// that continues from tower to tower. A tensor that was built outside of the towers is the same
+    /// in all of them, and counts as none.
+    fn random_elements(&self) -> HashMap<String, usize> {
+        let drawn = self.program.kernels.iter().filter_map(|node| {
+            let Kernel::Random { stream, continued: true, .. } = &node.kernel else { return None };
+            let in_tower = !split_tower(&node.origin.name).0.is_empty();
+            let each: usize = node.outputs.iter().map(|&b| self.program.buffer(b).len()).sum();
+            in_tower.then(|| (stream.clone(), each.saturating_mul(self.towers.len())))
+        });
+        drawn.collect()
+    }
+
+    /// Returns the number of replicas: the towers of all processes.
+    pub(super) fn replica_count(&self) -> usize {
+        self.replicas.as_ref().map_or(self.towers.len(), |replicas| replicas.devices.len())
+    }
+
+    /// Returns the replica of the run's first tower.
+    pub(super) fn first_replica(&self) -> usize {
+        self.replicas.as_ref().map_or(0, |replicas| replicas.first)
+    }
+
+    /// Returns whether a feed may differ between towers. If each process has one tower, every feed
+    /// may.
     pub(super) fn differs(&self, feed: usize) -> bool {
         self.towers.iter().any(|own| own.feed(feed) != feed)
+            || self.towers.len() == 1 && self.replica_count() > 1
     }
 }
 

@@ -242,7 +242,7 @@ mod tests {
             full_precision: true,
             deterministic: true,
         };
-        let mut engine = XlaExecutor::open(Platform::Cpu, 0, options).unwrap();
+        let mut engine = XlaExecutor::open(Platform::Cpu, 0, options, None).unwrap();
         engine.create_variables(&[], 0).unwrap();
         let count = HostTensor::new(buffer, (0..120).collect::<Vec<i64>>()).unwrap();
         let mut found = Vec::new();
