@@ -15,6 +15,7 @@ mod not_finite;
 mod overflow_cases;
 #[path = "../training/overflow_cases.rs"]
 mod overflow_in_training;
+mod processes;
 mod recomputed;
 mod resume;
 mod rows;

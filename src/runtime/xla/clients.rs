@@ -3,11 +3,14 @@
 use super::key_value_store::RendezvousStore;
 use super::peer_watch::PeerWatch;
 use super::replicas::GlobalDevices;
+use super::target::XlaOptions;
 use crate::runtime::{Platform, ProcessGroup, XLA_CPU_DEVICES};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use tensorpack_pjrt::{Client, DistributedOptions, OptionValue, Plugin, find_plugin};
 use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// The most towers of one process: more than any machine has devices.
+const MAX_TOWERS: usize = 1024;
 
 /// A client with the devices that a session can use.
 #[derive(Clone, Debug)]
@@ -27,7 +30,7 @@ pub(super) struct Peers {
 }
 
 /// Returns the client of a platform, creating it at the first call. That may wait for a driver or
-/// for another process, but no longer than `deadline`.
+/// for another process, but no longer than the deadline of the options.
 ///
 /// With a group, the client has devices `index` to `index + towers - 1` of the platform, and knows
 /// those of the other processes. It is then the client of all sessions of this process.
@@ -35,7 +38,7 @@ pub(super) fn client(
     platform: Platform,
     index: usize,
     group: Option<&ProcessGroup>,
-    deadline: Duration,
+    options: &XlaOptions,
 ) -> Result<OpenClient> {
     static CLIENTS: Mutex<Vec<(Platform, OpenClient)>> = Mutex::new(Vec::new());
     let group = group.filter(|group| group.size() > 1);
@@ -44,7 +47,7 @@ pub(super) fn client(
     let open = match clients.iter().find(|(p, _)| *p == platform) {
         Some((_, open)) => open.clone(),
         None => {
-            let open = open(platform, index, group, deadline)?;
+            let open = open(platform, index, group, options)?;
             clients.push((platform, open.clone()));
             open
         }
@@ -82,8 +85,9 @@ fn open(
     platform: Platform,
     index: usize,
     group: Option<&ProcessGroup>,
-    deadline: Duration,
+    options: &XlaOptions,
 ) -> Result<OpenClient> {
+    let deadline = options.deadline;
     let plugin = Plugin::open_within(&find_plugin(platform.name())?, deadline)?;
     let open = match group {
         None => {
@@ -94,7 +98,7 @@ fn open(
             let client = Arc::new(Client::new_within(&plugin, options, deadline)?);
             OpenClient { client, first: 0, peers: None }
         }
-        Some(group) => open_group(&plugin, index, group, deadline)?,
+        Some(group) => open_group(&plugin, index, group, options)?,
     };
     match open.client.platform_name()? {
         name if name == platform.name() => Ok(open),
@@ -107,19 +111,26 @@ fn open_group(
     plugin: &Arc<Plugin>,
     index: usize,
     group: &ProcessGroup,
-    deadline: Duration,
+    options: &XlaOptions,
 ) -> Result<OpenClient> {
-    if group.towers() == 0 {
-        return Err(Error::argument("a process group needs at least one tower on each process"));
+    let deadline = options.deadline;
+    let towers = group.towers();
+    if !(1..=MAX_TOWERS).contains(&towers) {
+        let why = format!("a process cannot have {towers} towers, but 1 to {MAX_TOWERS}");
+        return Err(Error::argument(why).within(format!("{group:?}")));
     }
     // Other processes may use the other devices of this machine.
-    let visible = (index..index + group.towers()).map(|device| device as i64).collect();
+    let visible = (0..towers).map(|tower| index.saturating_add(tower) as i64).collect();
     let store = RendezvousStore::new(group.rendezvous(), "xla/");
     let distributed = DistributedOptions::new(group.rank(), group.size(), Arc::new(store))
         .abort_collectives_on_failure(true)
         .longest_wait(deadline);
-    let options = [("visible_devices", OptionValue::Ints(visible))];
-    let client = Arc::new(Client::new_distributed(plugin, &options, &distributed, deadline)?);
+    let mut plugin_options = vec![("visible_devices", OptionValue::Ints(visible))];
+    if options.memory_limit.is_some() {
+        // Other processes use the same devices, so none may take most of their memory at once.
+        plugin_options.push(("preallocate", OptionValue::Bool(false)));
+    }
+    let client = Arc::new(Client::new_distributed(plugin, &plugin_options, &distributed, deadline)?);
     let devices = Arc::new(GlobalDevices::new(&client, group)?);
     let aborting = client.clone();
     let watch = PeerWatch::start(group.rendezvous(), move |failure| {

@@ -188,8 +188,8 @@ mod tests {
 
     const ROWS: usize = 6;
 
-    /// A step of `local` of `total` towers: dropout, averaged gradients, and a variable that the
-    /// first tower updates from its cost.
+    /// A step of `local` of `total` towers: dropout, averaged gradients, and variables that the first
+    /// tower updates from its cost and from its feed.
     fn graph(local: usize, total: usize) -> (Frozen, Vec<Op>) {
         let graph = Graph::new();
         let mut step = Vec::new();
@@ -200,13 +200,15 @@ mod tests {
                 let init =
                     Init::Value(HostTensor::new([3, 2], vec![0.5f64, -1.0, 2.0, 0.25, 1.5, -0.75]).unwrap());
                 let w = t.variable(VariableSpec::new("w", [3, 2]).dtype(DType::F64).init(init));
-                let costs = t.variable(VariableSpec::new("costs", []).dtype(DType::F64).non_trainable());
+                let scalar = |name| t.variable(VariableSpec::new(name, []).dtype(DType::F64).non_trainable());
+                let (costs, means) = (scalar("costs"), scalar("means"));
                 let cost = x.dropout(0.5).matmul(w.value()).square().mean();
                 let gradient = gradients(&cost, &[w.value()]).unwrap().remove(0).unwrap();
                 let mean = t.all_reduce_mean("mean", &gradient);
                 if t.is_main_training_tower() {
                     step.push(w.update(|w| w - &mean * 0.125));
                     step.push(costs.update(|before| before * 0.5 + &cost));
+                    step.push(means.update(|before| before * 0.5 + x.mean()));
                 }
             });
         }
@@ -229,10 +231,10 @@ mod tests {
         let session = Session::with(graph, options).unwrap();
         let fed: Vec<(String, HostTensor)> = (0..total).map(|t| (format!("x{t}"), batch(t))).collect();
         let feeds: Vec<(&str, &HostTensor)> = fed.iter().map(|(name, value)| (&name[..], value)).collect();
-        let mut program = crate::runtime::StepProgram::new(&[&step[0], &step[1]]);
+        let mut program = crate::runtime::StepProgram::new(&[&step[0], &step[1], &step[2]]);
         let clock = crate::runtime::Clock { global_step: 1, last_of_epoch: true };
         program.run(&session, clock, &feeds).unwrap();
-        ["w", "costs"].map(|name| session.read(name).unwrap()).into()
+        ["w", "costs", "means"].map(|name| session.read(name).unwrap()).into()
     }
 
     /// The module and the tower of each rank, whose replicas are these.

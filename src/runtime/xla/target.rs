@@ -47,7 +47,7 @@ impl Target {
         options: XlaOptions,
         group: Option<&ProcessGroup>,
     ) -> Result<Target> {
-        let open = clients::client(platform, first, group, options.deadline)?;
+        let open = clients::client(platform, first, group, &options)?;
         let target = Target {
             client: open.client,
             options,
