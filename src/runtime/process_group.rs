@@ -15,6 +15,30 @@ use tensorpack_tensor::{Error, Result};
 /// are created with a [`total`](crate::tower::TowerContext::total) of [`total_towers`]. The towers of
 /// rank `r` are numbers `r * towers` to `r * towers + towers - 1` of the run.
 ///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use std::time::Duration;
+/// # use tensorpack::prelude::*;
+/// # use tensorpack::runtime::ProcessGroup;
+/// # use tensorpack::tower::Mode;
+/// # use tensorpack_rendezvous::{Launch, LaunchOptions, Options, Rendezvous, Token};
+/// # fn main() -> Result<()> {
+/// let launch = Launch::detect(&LaunchOptions::default())?;
+/// let rendezvous = Rendezvous::start(&launch, None, &Token::from_env()?, &Options::new())?;
+/// let group = ProcessGroup::new(Arc::new(rendezvous), 1);
+/// let graph = Graph::new();
+/// let t = TowerContext::new(&graph, Mode::Training, 0, group.total_towers());
+/// // .. builds the tower, whose gradients are averaged with `t.all_reduce_mean`
+/// let device = "xla:cuda:0".parse()?;
+/// let options = SessionOptions { device, process_group: Some(group.clone()), ..Default::default() };
+/// let session = Session::with(graph.freeze()?, options)?;
+/// // .. trains
+/// drop(session);
+/// group.leave(Duration::from_secs(60))?;
+/// # Ok(())
+/// # }
+/// ```
+///
 /// Once a process has failed, runs and reads end with an error of kind
 /// [`ErrorKind::Peer`](tensorpack_tensor::ErrorKind::Peer) that names it.
 ///

@@ -19,6 +19,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
+/// The oldest minor version of the C API with everything that aborting collectives needs.
+const OLDEST_ABORTING: i32 = 78;
+
 /// A plugin with the devices that it controls. Buffers, executables and events of the client keep
 /// it alive.
 pub struct Client {
@@ -134,12 +137,17 @@ impl Client {
     fn create_within(
         plugin: &Arc<Plugin>,
         options: &[(&str, OptionValue)],
-        distributed: Option<DistributedOptions>,
+        mut distributed: Option<DistributedOptions>,
         deadline: Duration,
     ) -> Result<Client> {
         let mut options: Vec<_> =
             options.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
-        if let Some(distributed) = &distributed {
+        if let Some(distributed) = &mut distributed {
+            let (_, minor) = plugin.api_version();
+            if distributed.aborts_collectives && minor < OLDEST_ABORTING {
+                log::warn!("{plugin:?} cannot abort collectives, so they wait for processes that are gone");
+                distributed.aborts_collectives = false;
+            }
             options.extend(distributed.plugin_options()?);
         }
         let what = format!("a client of the plugin {}", plugin.name());

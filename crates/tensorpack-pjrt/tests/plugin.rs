@@ -76,6 +76,27 @@ fn a_client_of_several_processes_is_refused() {
     assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
 }
 
+/// The CPU plugin ignores the state of processes, but checks the structs that carry it.
+#[test]
+fn the_state_of_processes_is_passed_to_the_plugin() {
+    let Some(plugin) = plugin_for_tests("cpu") else { return };
+    let options = DistributedOptions::new(0, 1, Arc::new(NoOthers)).abort_collectives_on_failure(true);
+    let two = [("cpu_device_count", OptionValue::Int(2))];
+    let client = Client::new_distributed(&plugin, &two, &options, LIMIT).unwrap();
+    let program = client.compile(&all_reduce(2), &CompileOptions::new().replicas(2)).unwrap();
+    assert_eq!(program.device_ids(), [0, 1]);
+    let x = HostTensor::new([4], vec![1.5f32; 4]).unwrap();
+    let x: Vec<_> = client.devices().iter().map(|device| client.upload(&x, device).unwrap()).collect();
+    let sums = || {
+        let run = program.execute(&[vec![&x[0]], vec![&x[1]]]).unwrap();
+        run.outputs[1][0].download(LIMIT).unwrap().to_f64_vec()
+    };
+    assert_eq!(sums(), [3.0; 4]);
+    client.abort_collectives(0, "the process of this test is gone").unwrap();
+    assert_eq!(client.abort_collectives(1, "").unwrap_err().kind(), ErrorKind::Argument);
+    assert_eq!(sums(), [3.0; 4]);
+}
+
 #[test]
 fn collectives_of_one_process_cannot_be_aborted() {
     let Some(client) = client(2) else { return };
@@ -204,6 +225,8 @@ fn replicas_sum_over_all_devices() {
         let options = CompileOptions::new().replicas(n).devices(devices.clone());
         let program = client.compile(&all_reduce(n), &options).unwrap();
         assert_eq!(program.devices(), n);
+        let ids: Vec<i64> = if devices.is_empty() { (0..8).collect() } else { devices.clone() };
+        assert_eq!(program.device_ids(), ids, "the order of replicas");
         let places: Vec<usize> = match devices.is_empty() {
             true => (0..n).collect(),
             false => devices.iter().map(|&id| id as usize).collect(),
