@@ -306,7 +306,6 @@ mod tests {
     use std::mem::MaybeUninit;
     use std::sync::Condvar;
     use std::thread;
-    use std::time::Instant;
 
     /// Longer than anything takes that succeeds.
     const LONG: Duration = Duration::from_secs(60);
@@ -316,6 +315,8 @@ mod tests {
     struct Memory {
         values: Mutex<HashMap<String, Vec<u8>>>,
         changed: Condvar,
+        /// The timeouts of all gets.
+        timeouts: Mutex<Vec<Duration>>,
     }
 
     fn peculiar(key: &str) -> Result<()> {
@@ -329,6 +330,7 @@ mod tests {
     impl KeyValueStore for Memory {
         fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
             peculiar(key)?;
+            self.timeouts.lock().unwrap().push(timeout);
             let values = self.values.lock().unwrap();
             let waited = self.changed.wait_timeout_while(values, timeout, |v| !v.contains_key(key)).unwrap();
             let value = waited.0.get(key).cloned();
@@ -477,14 +479,15 @@ mod tests {
 
     #[test]
     fn waits_are_capped() {
-        let store = registered(Duration::from_millis(100));
-        let begun = Instant::now();
-        for timeout_in_ms in [c_int::MAX, 86_400_000, -1, c_int::MIN] {
+        let (memory, longest) = (Arc::<Memory>::default(), Duration::from_millis(30));
+        let store = RegisteredStore::new(memory.clone(), longest);
+        for timeout_in_ms in [c_int::MAX, 86_400_000, -1, c_int::MIN, 30, 7, 0] {
             let e = call_get(store.user_arg(), b"never", timeout_in_ms).unwrap_err();
             assert_eq!(e.0, PJRT_Error_Code_DEADLINE_EXCEEDED, "{}", e.1);
         }
-        assert!(begun.elapsed() >= Duration::from_millis(400) && begun.elapsed() < LONG);
-        assert_eq!(code(call_get(store.user_arg(), b"never", 0)), PJRT_Error_Code_DEADLINE_EXCEEDED);
+        let [mut expected, short] = [vec![longest; 5], vec![Duration::from_millis(7), Duration::ZERO]];
+        expected.extend(short);
+        assert_eq!(*memory.timeouts.lock().unwrap(), expected);
         assert!(store.error().is_none());
     }
 
