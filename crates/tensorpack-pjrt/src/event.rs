@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// The interval at which a wait calls its check.
-const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The completion of asynchronous work: a copy, or the execution of a program.
 pub struct Event {

@@ -1,13 +1,19 @@
 //! Executables: compiled programs.
 
-use crate::c_api::{PJRT_Device, PJRT_Executable, PJRT_ExecuteOptions, PJRT_LoadedExecutable};
+use crate::c_api::{
+    PJRT_Buffer, PJRT_Device, PJRT_Event, PJRT_Executable, PJRT_ExecuteOptions, PJRT_LoadedExecutable,
+};
 use crate::c_struct::{CStruct, to_vec};
 use crate::client::Handle;
+use crate::event::CHECK_INTERVAL;
 use crate::plugin::call;
 use crate::{Buffer, Event, dtype};
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// A compiled program, loaded on its devices.
@@ -59,6 +65,59 @@ impl fmt::Display for PlannedMemory {
             "{all:.1} MB: {arguments:.1} of arguments, {outputs:.1} of outputs ({aliased:.1} aliased), "
         )?;
         write!(f, "{temporary:.1} of temporaries")
+    }
+}
+
+/// A call that starts a program, with everything that the plugin reads and writes.
+struct Call {
+    executable: *mut PJRT_LoadedExecutable,
+    /// The arguments on each device.
+    arguments: Vec<Vec<*mut PJRT_Buffer>>,
+    kept: Vec<i64>,
+    /// Room for the outputs of each device.
+    outputs: Vec<Vec<*mut PJRT_Buffer>>,
+    /// Room for an event of each device.
+    done: Vec<*mut PJRT_Event>,
+}
+
+// SAFETY: the C API allows the use of its objects from any thread, and the lists are the call's own.
+unsafe impl Send for Call {}
+
+impl Call {
+    fn run(&mut self, handle: &Handle) -> Result<()> {
+        let pointers: Vec<_> = self.arguments.iter().map(Vec::as_ptr).collect();
+        let output_lists: Vec<_> = self.outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
+        let mut options = PJRT_ExecuteOptions {
+            non_donatable_input_indices: self.kept.as_ptr(),
+            num_non_donatable_input_indices: self.kept.len(),
+            ..CStruct::new()
+        };
+        if let Some(incarnations) = &handle.incarnations {
+            // The C API takes mutable pointers, but only reads the lists.
+            options.num_tasks = incarnations.ids.len();
+            options.task_ids = incarnations.task_ids.as_ptr().cast_mut();
+            options.incarnation_ids = incarnations.ids.as_ptr().cast_mut();
+        }
+        // SAFETY: executable and arguments are the plugin's, as `Executable::check` has checked, and
+        // alive: the caller borrows them until the call returns, or until the client is abandoned,
+        // after which they are not destroyed. All lists have the stated lengths and live until the
+        // call returns; those that it fills have room for all outputs, whose number `outputs` has
+        // checked, and for an event of each device.
+        unsafe {
+            call!(
+                handle.plugin,
+                PJRT_LoadedExecutable_Execute {
+                    executable: self.executable,
+                    options: &mut options,
+                    argument_lists: pointers.as_ptr(),
+                    num_devices: self.done.len(),
+                    num_args: self.arguments.first().map_or(0, Vec::len),
+                    output_lists: output_lists.as_ptr(),
+                    device_complete_events: self.done.as_mut_ptr(),
+                }
+            )
+        }?;
+        Ok(())
     }
 }
 
@@ -137,51 +196,78 @@ impl Executable {
     /// take new memory.
     #[doc(alias = "non_donatable_input_indices")]
     pub fn execute_without_donating(&self, arguments: &[Vec<&Buffer>], kept: &[usize]) -> Result<Execution> {
+        let mut call = self.prepare(arguments, kept)?;
+        let result = call.run(&self.handle);
+        self.finish(call, result)
+    }
+
+    /// Starts the program like [`execute_without_donating`](Executable::execute_without_donating), on a
+    /// thread of its own, and calls `check` every 20 ms until it is started. If `check` returns an
+    /// error, so does this, at once; after `timeout` it returns [`ErrorKind::Deadline`]. In both cases
+    /// the client is abandoned, because the start cannot be cancelled.
+    ///
+    /// Use it for the first run of a program on devices of several processes: the start then waits for
+    /// all of them, and would wait forever for one that is gone.
+    pub fn execute_checking(
+        &self,
+        arguments: &[Vec<&Buffer>],
+        kept: &[usize],
+        timeout: Duration,
+        mut check: impl FnMut() -> Result<()>,
+    ) -> Result<Execution> {
+        let mut call = self.prepare(arguments, kept)?;
+        let handle = self.handle.clone();
+        let (send, started) = channel();
+        let work = move || {
+            let result = call.run(&handle);
+            // Nobody may wait any longer: then the client is abandoned, and the outputs are leaked.
+            let _ = send.send((call, result));
+        };
+        thread::Builder::new().name("execute".into()).spawn(work)?;
+        let begun = Instant::now();
+        loop {
+            match started.recv_timeout(CHECK_INTERVAL.min(timeout)) {
+                Ok((call, result)) => return self.finish(call, result),
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.handle.abandon();
+                    return Err(Error::new(ErrorKind::Engine, "a panic ended the start of a program"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            // Abandoning the client keeps everything alive that the call uses: nothing of an abandoned
+            // client is destroyed.
+            check().inspect_err(|_| self.handle.abandon())?;
+            if begun.elapsed() >= timeout {
+                self.handle.abandon();
+                let why = format!("a program did not start within {} s", timeout.as_secs_f64());
+                return Err(Error::new(ErrorKind::Deadline, why)
+                    .note("end the process: the start of a program cannot be cancelled"));
+            }
+        }
+    }
+
+    /// Checks the arguments, and makes room for the results.
+    fn prepare(&self, arguments: &[Vec<&Buffer>], kept: &[usize]) -> Result<Call> {
         self.handle.check()?;
         self.check(arguments)?;
-        let plugin = &self.handle.plugin;
-        let lists: Vec<Vec<_>> =
-            arguments.iter().map(|list| list.iter().map(|buffer| buffer.raw()).collect()).collect();
-        let pointers: Vec<_> = lists.iter().map(Vec::as_ptr).collect();
-        let mut outputs = vec![vec![ptr::null_mut(); self.outputs.len()]; self.devices.len()];
-        let output_lists: Vec<_> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
-        let mut done = vec![ptr::null_mut(); self.devices.len()];
-        let kept: Vec<i64> = kept.iter().map(|&index| index as i64).collect();
-        let mut options = PJRT_ExecuteOptions {
-            non_donatable_input_indices: kept.as_ptr(),
-            num_non_donatable_input_indices: kept.len(),
-            ..CStruct::new()
-        };
-        if let Some(incarnations) = &self.handle.incarnations {
-            // The C API takes mutable pointers, but only reads the lists.
-            options.num_tasks = incarnations.ids.len();
-            options.task_ids = incarnations.task_ids.as_ptr().cast_mut();
-            options.incarnation_ids = incarnations.ids.as_ptr().cast_mut();
-        }
-        // SAFETY: executable and arguments are the plugin's, as `check` has checked; all lists have
-        // the stated lengths and live until the call returns; those that it fills have room for all
-        // outputs, whose number `outputs` has checked, and for an event of each device.
-        unsafe {
-            call!(
-                plugin,
-                PJRT_LoadedExecutable_Execute {
-                    executable: self.raw,
-                    options: &mut options,
-                    argument_lists: pointers.as_ptr(),
-                    num_devices: self.devices.len(),
-                    num_args: arguments.first().map_or(0, Vec::len),
-                    output_lists: output_lists.as_ptr(),
-                    device_complete_events: done.as_mut_ptr(),
-                }
-            )
-        }
-        .map_err(|e| self.explain(e))?;
+        Ok(Call {
+            executable: self.raw,
+            arguments: arguments.iter().map(|list| list.iter().map(|b| b.raw()).collect()).collect(),
+            kept: kept.iter().map(|&index| index as i64).collect(),
+            outputs: vec![vec![ptr::null_mut(); self.outputs.len()]; self.devices.len()],
+            done: vec![ptr::null_mut(); self.devices.len()],
+        })
+    }
+
+    /// Takes over the results of a call.
+    fn finish(&self, call: Call, result: Result<()>) -> Result<Execution> {
+        result.map_err(|e| self.explain(e))?;
         let buffer = |(raw, (dtype, sizes)): (_, &(DType, Vec<usize>))| {
             Buffer::new(&self.handle, raw, *dtype, sizes.clone())
         };
         let outputs =
-            outputs.into_iter().map(|list| list.into_iter().zip(&self.outputs).map(buffer).collect());
-        let done = done.into_iter().map(|raw| Event::new(&self.handle, raw));
+            call.outputs.into_iter().map(|list| list.into_iter().zip(&self.outputs).map(buffer).collect());
+        let done = call.done.into_iter().map(|raw| Event::new(&self.handle, raw));
         Ok(Execution { outputs: outputs.collect(), done: done.collect() })
     }
 

@@ -92,6 +92,11 @@ fn the_state_of_processes_is_passed_to_the_plugin() {
         run.outputs[1][0].download(LIMIT).unwrap().to_f64_vec()
     };
     assert_eq!(sums(), [3.0; 4]);
+    let lists = [vec![&x[0]], vec![&x[1]]];
+    let run = program.execute_checking(&lists, &[], LIMIT, || Ok(())).unwrap();
+    assert_eq!(run.outputs[0][0].download(LIMIT).unwrap().to_f64_vec(), [3.0; 4]);
+    let e = program.execute_checking(&lists[..1], &[], LIMIT, || Ok(())).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
     client.abort_collectives(0, "the process of this test is gone").unwrap();
     assert_eq!(client.abort_collectives(1, "").unwrap_err().kind(), ErrorKind::Argument);
     assert_eq!(sums(), [3.0; 4]);

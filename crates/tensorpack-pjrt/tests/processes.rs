@@ -19,7 +19,7 @@ use tensorpack_rendezvous::{Launch, LaunchOptions, Options, Rendezvous, Token};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 use tensorpack_testing::{Requirement, assert_mentions, plugin_for_tests, skip};
 
-/// What a child process does: `sum`, `loop`.
+/// What a child process does: `sum`, `loop`, or `first`, in which only rank 0 starts a program.
 const CHILD: &str = "TENSORPACK_TEST_PJRT_PROCESS";
 const LONG: Duration = Duration::from_secs(240);
 /// A rank that is silent this long has failed.
@@ -89,7 +89,7 @@ fn process() {
     let Some(role) = env::var_os(CHILD) else { return };
     let result = match role.to_str() {
         Some("sum") => sum(),
-        _ => run_until_it_fails(),
+        role => run_until_it_fails(role == Some("first")),
     };
     // Standard output is line-buffered, and the harness may print the test's name first.
     match result {
@@ -176,8 +176,9 @@ fn sum() -> Result<String> {
     Ok(format!("after sums of {size} processes"))
 }
 
-/// Sums again and again, until it fails because another process is gone.
-fn run_until_it_fails() -> Result<String> {
+/// Sums again and again, until it fails because another process is gone. If `first`, rank 0 does so
+/// alone.
+fn run_until_it_fails(first: bool) -> Result<String> {
     let (rendezvous, client) = join()?;
     let client = Arc::new(client);
     let program = compile(&client, &sum_text(1 << 16, client.global_devices().len()))?;
@@ -204,7 +205,10 @@ fn run_until_it_fails() -> Result<String> {
     let step = |number: u32| -> Result<()> {
         rendezvous.set_activity("a sum over all replicas");
         let begun = Instant::now();
-        let launched = program.execute(&[vec![&x]]);
+        let launched = match number {
+            0 => program.execute_checking(&[vec![&x]], &[], LONG, check),
+            _ => program.execute(&[vec![&x]]),
+        };
         let at_launch = begun.elapsed();
         let downloaded = launched.and_then(|execution| {
             execution.outputs[0][0].start_download()?.wait_checking(LONG, check).map(drop)
@@ -219,6 +223,10 @@ fn run_until_it_fails() -> Result<String> {
             );
         })
     };
+    println!("\nready");
+    if first && rendezvous.rank() != 0 {
+        thread::sleep(LONG);
+    }
     let mut number = 0;
     let e = loop {
         match step(number) {
@@ -305,10 +313,14 @@ fn two_processes_sum_a_tensor() {
 
 /// Kills rank `killed` of two, and checks that the other ends soon with an error that names it.
 #[track_caller]
-fn kill_and_time(killed: usize, flags: &str) {
-    let mut processes = start("loop", 2, &[("XLA_FLAGS", flags)]);
+fn kill_and_time(role: &str, killed: usize, flags: &str) {
+    let mut processes = start(role, 2, &[("XLA_FLAGS", flags)]);
     for (rank, process) in processes.iter().enumerate() {
-        process.line(rank, "step 20").unwrap();
+        process.line(rank, if role == "first" { "ready" } else { "step 20" }).unwrap();
+    }
+    if role == "first" {
+        // Enough for rank 0 to wait for the other.
+        thread::sleep(Duration::from_secs(3));
     }
     let begun = Instant::now();
     processes[killed].child.kill().unwrap();
@@ -331,21 +343,29 @@ fn kill_and_time(killed: usize, flags: &str) {
 #[test]
 fn the_survivor_of_a_killed_process_names_it() {
     if gpu().is_some() {
-        kill_and_time(1, "");
+        kill_and_time("loop", 1, "");
     }
 }
 
 #[test]
 fn the_survivor_of_the_killed_coordinator_names_it() {
     if gpu().is_some() {
-        kill_and_time(0, "");
+        kill_and_time("loop", 0, "");
     }
 }
 
 #[test]
 fn the_survivor_with_cancellable_collectives_names_the_killed_process() {
     if gpu().is_some() {
-        kill_and_time(1, ABORTABLE);
+        kill_and_time("loop", 1, ABORTABLE);
+    }
+}
+
+/// The other waits for it in the start of its first program, where communicators are created.
+#[test]
+fn the_survivor_of_a_process_killed_before_its_first_program_names_it() {
+    if gpu().is_some() {
+        kill_and_time("first", 1, "");
     }
 }
 

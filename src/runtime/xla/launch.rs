@@ -10,6 +10,7 @@ use super::variables::Variables;
 use crate::kir::GatherKind;
 use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::value_errors;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
@@ -24,6 +25,9 @@ pub(super) struct Launch {
     /// The constant arguments of each tower, in order.
     constants: Vec<Vec<pjrt::Buffer>>,
     cache: Mutex<ArgumentCache>,
+    /// Whether some of its replicas are on devices of other processes.
+    spans_processes: bool,
+    was_started: AtomicBool,
 }
 
 impl Launch {
@@ -60,6 +64,8 @@ impl Launch {
             constants,
             module,
             cache: Mutex::default(),
+            spans_processes: spmd.replicas.is_some(),
+            was_started: AtomicBool::new(false),
         })
     }
 
@@ -94,8 +100,7 @@ impl Launch {
             |argument: &Argument| matches!(argument, Argument::Variable(v) if variables.is_saved(*v));
         let kept = self.module.arguments.iter().enumerate().filter(|(_, argument)| is_saved(argument));
         let kept: Vec<usize> = kept.map(|(index, _)| index).collect();
-        let executed = self.executable.execute_without_donating(&arguments, &kept);
-        let mut results = executed.map_err(|e| target.explain(e))?.outputs;
+        let mut results = self.execute(&arguments, &kept, target)?.outputs;
         let updated = &self.module.updated;
         let mut rest: Vec<Vec<pjrt::Buffer>> =
             results.iter_mut().map(|outputs| outputs.split_off(updated.len())).collect();
@@ -104,6 +109,26 @@ impl Launch {
             variables.update(updated, results, ok, target)?;
         }
         Ok(rest)
+    }
+
+    /// Starts the program. The first start on devices of several processes waits for all of them, so it
+    /// is watched.
+    fn execute(
+        &self,
+        arguments: &[Vec<&pjrt::Buffer>],
+        kept: &[usize],
+        target: &Target,
+    ) -> Result<pjrt::Execution> {
+        let executed = match self.spans_processes && !self.was_started.load(Ordering::Relaxed) {
+            false => self.executable.execute_without_donating(arguments, kept),
+            true => {
+                let (deadline, check) = (target.options.deadline, || target.check_aborted());
+                self.executable.execute_checking(arguments, kept, deadline, check)
+            }
+        };
+        let executed = executed.map_err(|e| target.explain(e))?;
+        self.was_started.store(true, Ordering::Relaxed);
+        Ok(executed)
     }
 
     /// Uploads the arguments of a tower that may differ from run to run.

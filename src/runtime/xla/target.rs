@@ -91,9 +91,16 @@ impl Target {
 
     /// Waits for a download. If another process fails meanwhile, returns the error that names it.
     pub(super) fn wait(&self, download: pjrt::Download) -> Result<HostTensor> {
-        let Some(peers) = &self.peers else { return download.wait(self.options.deadline) };
-        let value = download.wait_checking(self.options.deadline, || peers.watch.check_aborted());
+        if self.peers.is_none() {
+            return download.wait(self.options.deadline);
+        }
+        let value = download.wait_checking(self.options.deadline, || self.check_aborted());
         value.map_err(|e| self.explain(e))
+    }
+
+    /// Returns an error if another process has failed, and what waits for it has had time to end.
+    pub(super) fn check_aborted(&self) -> Result<()> {
+        self.peers.as_ref().map_or(Ok(()), |peers| peers.watch.check_aborted())
     }
 
     /// Returns an error if another process has failed.
