@@ -1,10 +1,11 @@
 //! The processes that train together.
 
 use super::mpi_thread::{MpiThread, deadline};
+use super::store_gather::StoreGather;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_mpi::{Buffer, World};
 use tensorpack_rendezvous::{Coordinator, Launch, LaunchOptions, Options, Rendezvous, Token, bind_address};
@@ -18,9 +19,10 @@ const MAX_MESSAGE: usize = 1 << 30;
 /// The processes that train together, one of which is this one: its rank. A launcher such as
 /// `tensorpack launch`, `mpirun` or `srun` starts them.
 ///
-/// Two channels connect them. MPI moves tensors; a control plane, a TCP server on rank 0, carries
-/// small values and heartbeats, and tells all ranks which one has failed and where. Once a rank has
-/// failed, every call returns that error, of kind [`ErrorKind::Peer`].
+/// Two channels connect them. MPI, or the collectives of an accelerator, moves tensors; a control
+/// plane, a TCP server on rank 0, carries small values and heartbeats, and tells all ranks which one
+/// has failed and where. Once a rank has failed, every call returns that error, of kind
+/// [`ErrorKind::Peer`].
 #[doc(alias = "Horovod")]
 #[doc(alias = "world")]
 pub struct ProcessGroup {
@@ -28,7 +30,10 @@ pub struct ProcessGroup {
     mpi: Option<&'static MpiThread>,
     /// Nanoseconds that towers waited for sums.
     exposed: AtomicU64,
-    gathers: AtomicU64,
+    /// The number of barriers so far.
+    barriers: AtomicU64,
+    /// Used without MPI.
+    gathers: Mutex<StoreGather>,
 }
 
 /// How a process joins the others.
@@ -36,8 +41,8 @@ pub struct ProcessGroup {
 pub struct GroupOptions {
     /// The time after which a rank that is silent has failed. Defaults to 10 s.
     pub peer_timeout: Duration,
-    /// Whether tensors are moved by MPI. Accelerators have their own collectives. Defaults to
-    /// `true`.
+    /// Whether tensors are moved by MPI. Accelerators have their own collectives; then MPI is used
+    /// only if the launcher names no coordinator. Defaults to `true`.
     pub mpi: bool,
 }
 
@@ -54,8 +59,16 @@ impl ProcessGroup {
         let launch = Launch::detect(&LaunchOptions::default())?;
         let settings =
             Options::new().peer_timeout(options.peer_timeout).on_warning(|warning| log::warn!("{warning}"));
-        let mpi = match options.mpi && launch.size > 1 {
-            true => Some(MpiThread::get()?),
+        let mpi = match launch.size > 1 && (options.mpi || launch.coordinator.is_none()) {
+            true if options.mpi => Some(MpiThread::get()?),
+            // It is needed only to find rank 0.
+            true => Some(MpiThread::get().map_err(|e| {
+                let why = format!("{} names no coordinator, and MPI cannot be used to find it", launch.launcher);
+                e.within(why).note(format!(
+                    "set TENSORPACK_COORDINATOR to HOST:PORT of rank 0 and {} to a secret",
+                    Token::VARIABLE
+                ))
+            })?),
             false => None,
         };
         if let Some(mpi) = mpi {
@@ -66,8 +79,18 @@ impl ProcessGroup {
             (_, None) if launch.size == 1 => Rendezvous::start(&launch, None, &Token::random(), &settings)?,
             _ => Rendezvous::start(&launch, None, &Token::from_env()?, &settings)?,
         };
-        let (exposed, gathers) = Default::default();
-        Ok(Arc::new(ProcessGroup { rendezvous, mpi, exposed, gathers }))
+        Ok(ProcessGroup::new(rendezvous, mpi))
+    }
+
+    /// Returns the group of the ranks of a rendezvous, for sessions on accelerators: without MPI,
+    /// sessions on thread teams cannot use it.
+    pub fn from_rendezvous(rendezvous: Rendezvous) -> Arc<ProcessGroup> {
+        ProcessGroup::new(rendezvous, None)
+    }
+
+    fn new(rendezvous: Rendezvous, mpi: Option<&'static MpiThread>) -> Arc<ProcessGroup> {
+        let (exposed, barriers, gathers) = Default::default();
+        Arc::new(ProcessGroup { rendezvous, mpi, exposed, barriers, gathers })
     }
 
     /// Returns the rank of this process.
@@ -146,6 +169,9 @@ impl ProcessGroup {
         if self.size() == 1 {
             return Ok(vec![own.to_vec()]);
         }
+        if self.mpi.is_none() {
+            return self.gather_all(own, timeout);
+        }
         let (send, receive) = (Buffer::from(own), Buffer::zeroed(own.len() * self.size()));
         let each = own.len();
         let gathered = self.run(timeout, move |world, deadline, check| {
@@ -160,6 +186,10 @@ impl ProcessGroup {
         own: &[u8],
         timeout: Duration,
     ) -> Result<Vec<Vec<u8>>> {
+        if self.mpi.is_none() {
+            let gathered = self.store_gather().gather(&self.rendezvous, own, timeout);
+            return gathered.map_err(|e| self.explain(e));
+        }
         let lengths = self.all_gather(&(own.len() as u64).to_le_bytes(), timeout)?;
         let length = |bytes: &Vec<u8>| bytes[..].try_into().map_or(0, u64::from_le_bytes) as usize;
         let longest = lengths.iter().map(length).max().unwrap_or(0);
@@ -178,6 +208,10 @@ impl ProcessGroup {
         if self.size() == 1 {
             return Ok(own);
         }
+        if self.mpi.is_none() {
+            let received = self.store_gather().broadcast(&self.rendezvous, &own, timeout);
+            return received.map_err(|e| self.explain(e));
+        }
         let lengths = self.all_gather(&(own.len() as u64).to_le_bytes(), timeout)?;
         let len = lengths[0][..].try_into().map_or(0, u64::from_le_bytes) as usize;
         let mut bytes = if self.rank() == 0 { own } else { vec![0; len] };
@@ -191,13 +225,17 @@ impl ProcessGroup {
         Ok(bytes)
     }
 
+    fn store_gather(&self) -> MutexGuard<'_, StoreGather> {
+        self.gathers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits for all ranks, through the control plane.
     pub(crate) fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
-        let count = self.gathers.fetch_add(1, Ordering::Relaxed);
+        let count = self.barriers.fetch_add(1, Ordering::Relaxed);
         self.rendezvous.barrier(&format!("{name}/{count}"), timeout)
     }
 
-    /// Names the rank that caused an error of MPI, if the control plane knows it.
+    /// Names the rank that caused an error of a collective, if the control plane knows it.
     fn explain(&self, e: Error) -> Error {
         if e.kind() == ErrorKind::Peer {
             return e;

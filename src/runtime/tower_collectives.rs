@@ -1,6 +1,7 @@
 //! Coordination of the programs of several towers: all-reduces, random streams and updated
 //! variables.
 
+use crate::graph::split_tower;
 use crate::kir::{Kernel, KernelNode, Origin, Program};
 use std::collections::HashMap;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
@@ -43,7 +44,7 @@ fn all_reduces(kernels: &[KernelNode]) -> Vec<AllReduce<'_>> {
 /// in the program of each tower that reads it, and is the same tensor in all of them.
 ///
 /// The towers before `first_tower`, which are in other processes, draw as many elements each as the
-/// first one here.
+/// first one here. None of them draws the elements of a tensor outside of the towers.
 pub(super) fn number_random_elements(programs: &mut [Program], first_tower: usize) {
     let mut drawn: HashMap<String, usize> = HashMap::new();
     let mut first_of: HashMap<String, usize> = HashMap::new();
@@ -54,8 +55,9 @@ pub(super) fn number_random_elements(programs: &mut [Program], first_tower: usiz
             let node = &mut program.kernels[i];
             if let Kernel::Random { stream, first, continued: true } = &mut node.kernel {
                 *first = *first_of.entry(node.origin.name.clone()).or_insert_with(|| {
-                    let drawn =
-                        drawn.entry(stream.clone()).or_insert_with(|| len.saturating_mul(first_tower));
+                    let in_tower = !split_tower(&node.origin.name).0.is_empty();
+                    let elsewhere = if in_tower { first_tower } else { 0 };
+                    let drawn = drawn.entry(stream.clone()).or_insert_with(|| len.saturating_mul(elsewhere));
                     let before = *drawn;
                     *drawn = drawn.saturating_add(len);
                     before

@@ -17,7 +17,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Compiles `text` for the devices in the options. Logs compilations that take long.
 ///
 /// A compilation cannot be canceled, so it runs in its own thread. If the process is interrupted
-/// meanwhile, this function returns an error at once and abandons the thread.
+/// meanwhile, or another process of the run fails, this function returns an error at once and
+/// abandons the thread.
 pub(super) fn compile(
     target: &Target,
     text: &str,
@@ -35,11 +36,14 @@ pub(super) fn compile(
     let mut next_message = FIRST_MESSAGE;
     let made = loop {
         match made.recv_timeout(POLL_INTERVAL) {
-            Ok(made) => break made?,
+            Ok(made) => break made.map_err(|e| target.explain(e))?,
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::new(ErrorKind::Engine, format!("XLA's compiler for {name} panicked")));
             }
-            Err(RecvTimeoutError::Timeout) => target.interrupt.check()?,
+            Err(RecvTimeoutError::Timeout) => {
+                target.interrupt.check()?;
+                target.check_peers()?;
+            }
         }
         if started.elapsed() >= next_message {
             log::info!("XLA compiles for {name}, {:.0} s so far", started.elapsed().as_secs_f64());
