@@ -63,7 +63,8 @@ impl ProcessGroup {
             true if options.mpi => Some(MpiThread::get()?),
             // It is needed only to find rank 0.
             true => Some(MpiThread::get().map_err(|e| {
-                let why = format!("{} names no coordinator, and MPI cannot be used to find it", launch.launcher);
+                let why =
+                    format!("{} names no coordinator, and MPI cannot be used to find it", launch.launcher);
                 e.within(why).note(format!(
                     "set TENSORPACK_COORDINATOR to HOST:PORT of rank 0 and {} to a secret",
                     Token::VARIABLE
@@ -351,4 +352,115 @@ fn host_name() -> String {
         }
     }
     "localhost".into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::process::{Child, Command, Stdio};
+
+    /// Set in child processes to what they do.
+    const CHILD: &str = "TENSORPACK_TEST_GROUP_PROCESS";
+    const LONG: Duration = Duration::from_secs(120);
+
+    /// Runs in a child process: one rank.
+    #[test]
+    fn rank_process() {
+        match std::env::var(CHILD).as_deref() {
+            Ok("gather") => gather_in_all_ways(),
+            Ok("refuse") => thread_teams_need_mpi(),
+            Ok("die") => one_rank_dies(),
+            _ => {}
+        }
+    }
+
+    fn join() -> Arc<ProcessGroup> {
+        ProcessGroup::join(&GroupOptions { mpi: false, ..GroupOptions::default() }).unwrap()
+    }
+
+    /// The bytes of a rank, some of which need many rounds.
+    fn bytes(rank: usize, len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 31 + i / 251 + rank * 101) as u8).collect()
+    }
+
+    fn gather_in_all_ways() {
+        let group = join();
+        let (rank, size) = (group.rank(), group.size());
+        for round in 0..3 {
+            let own = bytes(rank, 40 + round);
+            let expected: Vec<Vec<u8>> = (0..size).map(|rank| bytes(rank, 40 + round)).collect();
+            assert_eq!(group.all_gather(&own, LONG).unwrap(), expected);
+            group.barrier("between", LONG).unwrap();
+        }
+        for lens in [[0, 0], [0, 1], [9 << 20, 5 << 20]] {
+            let expected: Vec<Vec<u8>> = (0..size).map(|rank| bytes(rank, lens[rank])).collect();
+            assert!(group.gather_all(&bytes(rank, lens[rank]), LONG).unwrap() == expected, "{lens:?}");
+        }
+        for len in [0, 1, 9 << 20] {
+            let own = if rank == 0 { bytes(0, len) } else { bytes(7, 3) };
+            assert!(group.broadcast(own, LONG).unwrap() == bytes(0, len), "{len} bytes");
+        }
+        group.barrier("end", LONG).unwrap();
+        // Only the result of the last round remains.
+        let rounds = group.store_gather().rounds();
+        let kept = |round: &u64| group.rendezvous().try_get(&format!("gather/{round}")).unwrap().is_some();
+        assert_eq!((0..rounds).filter(kept).collect::<Vec<u64>>(), [rounds - 1]);
+        group.barrier("compared", LONG).unwrap();
+        group.rendezvous().leave(LONG).unwrap();
+    }
+
+    fn thread_teams_need_mpi() {
+        let group = join();
+        let e = group.submit(LONG, |_, _, _| Ok(())).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+        assert!(e.message().contains("MPI"), "{e}");
+        group.barrier("end", LONG).unwrap();
+        group.rendezvous().leave(LONG).unwrap();
+    }
+
+    fn one_rank_dies() {
+        let group = join();
+        group.barrier("joined", LONG).unwrap();
+        if group.rank() == 1 {
+            std::process::exit(0);
+        }
+        let e = group.broadcast(vec![1, 2, 3], LONG).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Peer, "{e}");
+        assert!(e.message().contains("rank 1"), "{e}");
+    }
+
+    fn start(role: &str) -> Vec<Child> {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let token = Token::random();
+        let start = |rank: usize| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "distributed::process_group::tests::rank_process", "--nocapture"]);
+            command.env(CHILD, role).env("TENSORPACK_RANK", rank.to_string()).env("TENSORPACK_SIZE", "2");
+            command.env("TENSORPACK_COORDINATOR", format!("127.0.0.1:{port}"));
+            command.env(Token::VARIABLE, token.as_str()).stdin(Stdio::null()).spawn().unwrap()
+        };
+        (0..2).map(start).collect()
+    }
+
+    #[test]
+    fn processes_without_mpi_gather_and_broadcast() {
+        for mut child in start("gather") {
+            assert!(child.wait().unwrap().success());
+        }
+    }
+
+    #[test]
+    fn processes_without_mpi_have_no_sums_on_thread_teams() {
+        for mut child in start("refuse") {
+            assert!(child.wait().unwrap().success());
+        }
+    }
+
+    #[test]
+    fn a_gather_without_a_rank_names_it() {
+        let mut children = start("die");
+        assert!(children[0].wait().unwrap().success());
+        children[1].wait().unwrap();
+    }
 }

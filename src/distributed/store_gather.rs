@@ -20,6 +20,12 @@ pub(super) struct StoreGather {
 }
 
 impl StoreGather {
+    /// Returns the number of rounds so far.
+    #[cfg(test)]
+    pub(super) fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
     /// Returns the bytes of every rank, in order of ranks.
     pub(super) fn gather(
         &mut self,
@@ -65,12 +71,7 @@ impl StoreGather {
     }
 
     /// Returns the bytes of every rank, which together are at most [`ROUND_BYTES`].
-    fn round(
-        &mut self,
-        rendezvous: &Rendezvous,
-        own: &[u8],
-        timeout: Duration,
-    ) -> Result<Vec<Vec<u8>>> {
+    fn round(&mut self, rendezvous: &Rendezvous, own: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let begun = Instant::now();
         let left = || timeout.saturating_sub(begun.elapsed());
         let result = |round: u64| format!("gather/{round}");

@@ -76,3 +76,44 @@ pub(super) fn set_updated_elsewhere(programs: &mut [Program]) {
         program.updated_elsewhere = others.flat_map(|(_, v)| v).copied().collect();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Fetch, Graph, TensorSpec};
+    use crate::runtime::Source;
+    use crate::runtime::session::request;
+    use crate::runtime::snapshot::Reading;
+    use crate::tower::TowerContext;
+    use std::sync::Arc;
+    use tensorpack_tensor::HostTensor;
+
+    /// The towers 2 and 3 of 4, which are in the second of two processes, continue the random numbers
+    /// of the first process. Tensors outside of the towers are the same in both.
+    #[test]
+    fn random_elements_are_numbered_across_processes() {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::new("x", DType::F32, [None, Some(3)]));
+        let outside = x.random_uniform_like(DType::F32);
+        let in_towers = [2, 3].map(|index| {
+            let t = TowerContext::in_process(&graph, index, 4, 2..4);
+            t.build(|_| &x.dropout(0.5) + &outside)
+        });
+        let fetches = in_towers.map(|tensor| Fetch::from(&tensor));
+        let (graph, value) = (Arc::new(graph.freeze().unwrap()), HostTensor::new([5, 3], vec![0f32; 15]));
+        assert_eq!((graph.first_tower(), graph.towers()), (2, 2));
+        let request = request(&fetches, &[("x", &value.unwrap())]);
+        let lowered = Source::new(&graph, &request, Reading::InPlace).lower().unwrap();
+        let offsets = |program: &Program| {
+            let random = program.kernels.iter().filter_map(|node| match node.kernel {
+                Kernel::Random { first, .. } => Some((node.origin.name.contains("Dropout"), first)),
+                _ => None,
+            });
+            let mut offsets: Vec<(bool, usize)> = random.collect();
+            offsets.sort_unstable();
+            offsets
+        };
+        let found: Vec<_> = lowered.programs().iter().map(offsets).collect();
+        assert_eq!(found, [[(false, 0), (true, 30)], [(false, 0), (true, 45)]]);
+    }
+}

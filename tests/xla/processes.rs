@@ -1,4 +1,4 @@
-//! Several processes, each with a session on its own device. XLA's CPU plugin has no collectives
+//! Several processes, each with a trainer on its own device. XLA's CPU plugin has no collectives
 //! between processes, so most of these tests need a GPU; one is enough, because NCCL takes processes
 //! with different `NCCL_HOSTID`s for different hosts.
 
@@ -8,145 +8,110 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 use tensorpack::ErrorKind;
-use tensorpack::graph::{Graph, VariableSpec};
+use tensorpack::callback::{Callback, TrainCx};
+use tensorpack::dataflow::FromFn;
+use tensorpack::distributed::ProcessGroup;
+use tensorpack::graph::{Graph, UPDATE_OPS, VariableSpec};
+use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
-use tensorpack::runtime::{Clock, ProcessGroup, StepProgram};
 use tensorpack::tensor::CounterRng;
-use tensorpack::tower::Mode;
-use tensorpack_rendezvous::{Coordinator, Launch, LaunchOptions, Options, Rendezvous, Token};
+use tensorpack::train::{DistributedTrainerReplicated, SingleCostTrainer};
+use tensorpack_rendezvous::{Coordinator, Options, Rendezvous, Token};
 use tensorpack_testing::{Requirement, assert_mentions, plugin_for_tests, skip};
 
-/// What a child process does: `train`, `loop`.
+/// What a child process does: `train`, `overflow`, `loop`.
 const CHILD: &str = "TENSORPACK_TEST_XLA_PROCESS";
 const LONG: Duration = Duration::from_secs(240);
 /// A rank that is silent this long has failed.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
+const SIZE: usize = 2;
 const ROWS: usize = 8;
-const STEPS: u64 = 12;
 
-/// The graph of `local` of `total` towers, which average their gradients, and its step.
-fn build(local: usize, total: usize) -> (Graph, Vec<Op>) {
-    let graph = Graph::new();
-    let mut step = Vec::new();
-    for index in 0..local {
-        let t = TowerContext::new(&graph, Mode::Training, index, total);
-        let x = graph.placeholder(&TensorSpec::new(format!("x{index}"), DType::F64, [None, Some(5)]));
-        t.build(|t| {
-            let h = Linear::new(7).apply(t, "fc0", &x).tanh().dropout(0.25);
-            let cost = Linear::new(1).apply(t, "fc1", &h).square().mean() + h.mean();
-            let costs = t.variable(VariableSpec::new("costs", []).dtype(DType::F64).non_trainable());
-            let trainable = graph.collection(tensorpack::graph::TRAINABLE_VARIABLES).variables;
-            let variables: Vec<Variable> = trainable.iter().map(|&v| graph.variable_handle(v)).collect();
-            let values: Vec<&Tensor> = variables.iter().map(Variable::value).collect();
-            let gradients = gradients(&cost, &values).unwrap();
-            let mean = |(v, g): (Variable, Option<Tensor>)| {
-                let g = g.expect("the cost depends on every variable");
-                let name = format!("average/{}", v.name());
-                Gradient::new(v, t.all_reduce_mean(&name, &g))
-            };
-            let averaged: Vec<Gradient> = variables.into_iter().zip(gradients).map(mean).collect();
-            if t.is_main_training_tower() {
-                step.push(apply_gradients(&Adam::new(0.05), &graph, &averaged).unwrap());
-                // Differs between towers: all take what the first one computes.
-                step.push(costs.update(|before| before * 0.5 + &cost));
-            }
-        });
-    }
-    (graph, step)
-}
+/// A net with dropout, and with a variable that is updated from the cost of the first tower alone.
+struct Net;
 
-fn batch(step: u64, tower: usize) -> HostTensor {
-    let rng = CounterRng::new(3, "rows");
-    let first = (step * 64 + tower as u64) * (ROWS * 5) as u64;
-    HostTensor::new([ROWS, 5], (0..ROWS as u64 * 5).map(|i| rng.normal(0, first + i)).collect()).unwrap()
-}
-
-/// The session of `local` towers, which are the first `local` of a rank's, and its program.
-struct Trained {
-    session: Session,
-    program: StepProgram,
-    local: usize,
-    first: usize,
-}
-
-impl Trained {
-    fn new(local: usize, total: usize, first: usize, options: SessionOptions) -> Result<Trained> {
-        let (graph, step) = build(local, total);
-        let session =
-            Session::with(graph.freeze()?, SessionOptions { seed: 5, full_precision: true, ..options })?;
-        Ok(Trained { session, program: StepProgram::new(&[&step[0], &step[1]]), local, first })
+impl ModelDesc for Net {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::new("x", DType::F64, [None, Some(5)])]
     }
 
-    fn step(&mut self, step: u64) -> Result<()> {
-        let fed = |i: usize| (format!("x{i}"), batch(step, self.first + i));
-        let fed: Vec<(String, HostTensor)> = (0..self.local).map(fed).collect();
-        let feeds: Vec<(&str, &HostTensor)> = fed.iter().map(|(name, value)| (&name[..], value)).collect();
-        self.program.run(&self.session, Clock { global_step: step + 1, last_of_epoch: true }, &feeds)
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let h = Linear::new(7).apply(t, "fc0", &inputs[0]).tanh().dropout(0.25);
+        let cost = Linear::new(1).apply(t, "fc1", &h).square().mean() + h.mean();
+        let costs = t.variable(VariableSpec::new("costs", []).dtype(DType::F64).non_trainable());
+        if t.is_main_training_tower() {
+            let update = costs.update(|before| before * 0.5 + cost.stop_gradient());
+            t.graph().add_op_to_collection(UPDATE_OPS, &update);
+        }
+        cost
     }
 
-    fn variables(&self) -> Vec<(String, Vec<f64>)> {
-        let names = self.session.graph().variables().iter().map(|v| v.name.clone());
-        names.map(|name| (name.clone(), self.session.read(&name).unwrap().to_f64_vec())).collect()
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Adam::new(0.05).boxed()
     }
 }
 
-/// Joins ranks that all are in this process.
-fn join_all(size: u32) -> Vec<Arc<Rendezvous>> {
-    let (token, options) = (Token::random(), Options::new());
-    let coordinator = Coordinator::start("127.0.0.1:0", size, &token, &options).unwrap();
-    let address = coordinator.address().to_string();
-    let join = |rank| {
-        let (address, token, options) = (address.clone(), token.clone(), options.clone());
-        thread::spawn(move || Rendezvous::join(&address, rank, size, &token, &options).unwrap())
-    };
-    let others: Vec<_> = (1..size).map(join).collect();
-    let mut ranks = vec![Arc::new(Rendezvous::join_own(coordinator, size, &token, &options).unwrap())];
-    ranks.extend(others.into_iter().map(|thread| Arc::new(thread.join().unwrap())));
-    ranks
+/// Batches for all towers in turn. Batch `overflows` contains numbers whose sums overflow.
+fn batches(overflows: Option<u64>) -> FromFn {
+    FromFn::new(u64::MAX / 2, move |index| {
+        let rng = CounterRng::new(3, "rows");
+        let first = index * (ROWS * 5) as u64;
+        let values: Vec<f64> = match overflows == Some(index) {
+            true => vec![f64::MAX; ROWS * 5],
+            false => (0..(ROWS * 5) as u64).map(|i| rng.normal(0, first + i)).collect(),
+        };
+        Ok(vec![HostTensor::new([ROWS, 5], values)?])
+    })
 }
 
-/// Options for a device that the processes share, so none may take all of its memory.
-fn on(device: &str, group: &ProcessGroup) -> SessionOptions {
-    SessionOptions {
-        device: device.parse().unwrap(),
-        memory_limit: Some(8 << 30),
-        process_group: Some(group.clone()),
-        ..Default::default()
-    }
+/// Two epochs. Processes share the device, so none may take all of its memory.
+fn config(overflows: Option<u64>) -> TrainConfig {
+    let options =
+        SessionOptions { memory_limit: Some(8 << 30), full_precision: true, ..SessionOptions::default() };
+    TrainConfig::new(Net, batches(overflows)).session(options).steps_per_epoch(6).max_epoch(2).no_logdir()
+}
+
+fn variables(config: TrainConfig, trainer: impl Into<SingleCostTrainer>) -> Result<Vec<(String, Vec<f64>)>> {
+    let trained = launch_train_with_config(config, trainer)?;
+    let names = trained.session.graph().variables().iter().map(|v| v.name.clone());
+    names.map(|name| Ok((name.clone(), trained.session.read(&name)?.to_f64_vec()))).collect()
+}
+
+fn on(device: Device) -> DistributedTrainerReplicated {
+    DistributedTrainerReplicated::on([device]).peer_timeout(PEER_TIMEOUT)
 }
 
 #[test]
 fn several_processes_on_cpus_are_refused() {
-    let ranks = join_all(2);
-    let group = ProcessGroup::new(ranks[0].clone(), 1);
-    assert_eq!((group.rank(), group.size(), group.total_towers()), (0, 2, 2));
-    for device in ["xla:cpu:0", "cpu:0", "reference", "null"] {
-        let e = Trained::new(1, 2, 0, on(device, &group)).err().unwrap();
+    let (token, options) = (Token::random(), Options::new());
+    let coordinator = Coordinator::start("127.0.0.1:0", 2, &token, &options).unwrap();
+    let address = coordinator.address().to_string();
+    let other = {
+        let (token, options) = (token.clone(), options.clone());
+        thread::spawn(move || Rendezvous::join(&address, 1, 2, &token, &options).unwrap())
+    };
+    let first = Rendezvous::join_own(coordinator, 2, &token, &options).unwrap();
+    let _other = other.join().unwrap();
+    let group = ProcessGroup::from_rendezvous(first);
+    assert_eq!((group.rank(), group.size()), (0, 2));
+    for device in ["xla:cpu:0", "reference", "null"] {
+        let (device, process_group) = (device.parse().unwrap(), Some(group.clone()));
+        let options = SessionOptions { device, process_group, ..SessionOptions::default() };
+        let e = Session::with(Graph::new().freeze().unwrap(), options).err().unwrap();
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-        assert_mentions(&e, &[device.strip_suffix(":0").unwrap_or(device), "xla:cuda"]);
+        assert_mentions(&e, &[device.to_string().trim_end_matches(":0"), "xla:cuda"]);
     }
-    let e = group.leave(Duration::from_millis(50)).unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::Argument, "the test still holds a reference: {e}");
 }
 
 #[test]
 fn a_group_of_one_process_is_an_ordinary_session() {
     let Some(device) = device() else { return };
-    let group = ProcessGroup::new(join_all(1).remove(0), 1);
-    let mut found = Trained::new(1, 1, 0, on(&device.to_string(), &group)).unwrap();
-    let mut expected = Trained::new(1, 1, 0, SessionOptions { device, ..Default::default() }).unwrap();
-    for step in 0..3 {
-        found.step(step).unwrap();
-        expected.step(step).unwrap();
-    }
-    assert_eq!(found.variables(), expected.variables());
-    drop(found);
-    group.leave(LONG).unwrap();
+    let found = variables(config(None), on(device)).unwrap();
+    assert_eq!(found, variables(config(None), SyncMultiGpuTrainerReplicated::on([device])).unwrap());
 }
 
 /// Whether this machine has a GPU and XLA's plugin for it.
@@ -164,9 +129,12 @@ fn has_gpu() -> bool {
 fn rank_process() {
     let Some(role) = env::var_os(CHILD) else { return };
     let begun = Instant::now();
+    let gpu = on("xla:cuda:0".parse().unwrap());
     let result = match role.to_str() {
-        Some("train") => train(),
-        _ => run_until_it_fails(),
+        Some("train") => train_and_compare(gpu),
+        // In step 4, on the last rank.
+        Some("overflow") => variables(config(Some((4 * SIZE - 1) as u64)), gpu).map(|_| "well".into()),
+        _ => variables(config(None).max_epoch(1_000_000).callback(PrintSteps), gpu).map(|_| "well".into()),
     };
     match result {
         Ok(text) => println!("\nended {text} after {:.1} s", begun.elapsed().as_secs_f64()),
@@ -174,69 +142,31 @@ fn rank_process() {
     }
 }
 
-fn join() -> Result<ProcessGroup> {
-    let launch = Launch::detect(&LaunchOptions::default())?;
-    let options = Options::new()
-        .heartbeat(Duration::from_millis(200))
-        .peer_timeout(PEER_TIMEOUT)
-        .join_timeout(LONG)
-        .on_warning(|text| println!("\nwarning {text}"));
-    let rendezvous = Rendezvous::start(&launch, None, &Token::from_env()?, &options)?;
-    Ok(ProcessGroup::new(Arc::new(rendezvous), 1))
+struct PrintSteps;
+
+impl Callback for PrintSteps {
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        let step = cx.global_step;
+        if step % 20 == 0 {
+            println!("\nstep {step}");
+        }
+        Ok(())
+    }
 }
 
 /// Trains, and compares all variables with those of one process with as many towers on the CPU
 /// engine.
-fn train() -> Result<String> {
-    let group = join()?;
-    let begun = Instant::now();
-    let mut trained = Trained::new(1, group.total_towers(), group.rank(), on("xla:cuda:0", &group))?;
-    println!("\nopened after {:.2} s", begun.elapsed().as_secs_f64());
-    let mut expected =
-        Trained::new(group.total_towers(), group.total_towers(), 0, SessionOptions::default())?;
-    for step in 0..STEPS {
-        let begun = Instant::now();
-        trained.step(step)?;
-        println!("\nstep {step} in {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
-        expected.step(step)?;
-    }
-    for ((name, a), (_, b)) in trained.variables().iter().zip(expected.variables()) {
+fn train_and_compare(gpu: DistributedTrainerReplicated) -> Result<String> {
+    let found = variables(config(None), gpu)?;
+    let expected = variables(config(None), SyncMultiGpuTrainerReplicated::new(SIZE))?;
+    assert_eq!(found.len(), expected.len());
+    for ((name, a), (_, b)) in found.iter().zip(&expected) {
         let norm = b.iter().map(|x| x * x).sum::<f64>().sqrt().max(1e-30);
-        let off = a.iter().zip(&b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt() / norm;
+        let off = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt() / norm;
         println!("\n{name}: relative difference {off:.1e}");
         assert!(off <= 1e-9, "{name} differs by {off}");
     }
-    // Not finite on the last rank alone: all ranks learn it, and no variable changes.
-    let before = trained.variables();
-    let bad = HostTensor::new([ROWS, 5], vec![f64::MAX; ROWS * 5]).unwrap();
-    let fine = batch(STEPS, group.rank());
-    let x = if group.rank() + 1 == group.size() { &bad } else { &fine };
-    let clock = Clock { global_step: STEPS + 1, last_of_epoch: true };
-    let e = trained.program.run(&trained.session, clock, &[("x0", x)]).unwrap_err();
-    println!("\n{e}");
-    assert_eq!(e.kind(), ErrorKind::NotFinite, "{e}");
-    assert_eq!(trained.variables(), before);
-    trained.step(STEPS + 1)?;
-    group.rendezvous().barrier("done", LONG)?;
-    drop(trained);
-    group.leave(LONG)?;
-    Ok(format!("{STEPS} steps"))
-}
-
-fn run_until_it_fails() -> Result<String> {
-    let group = join()?;
-    let mut trained = Trained::new(1, group.total_towers(), group.rank(), on("xla:cuda:0", &group))?;
-    for step in 0.. {
-        group.rendezvous().begin_step(step)?;
-        let begun = Instant::now();
-        trained.step(step).inspect_err(|_| {
-            println!("\nstep {step} failed after {:.3} s", begun.elapsed().as_secs_f64());
-        })?;
-        if step % 20 == 0 {
-            println!("\nstep {step}");
-        }
-    }
-    Ok("never".into())
+    Ok("12 steps".into())
 }
 
 struct Process {
@@ -267,13 +197,13 @@ impl Drop for Process {
     }
 }
 
-fn start(role: &str, size: usize) -> Vec<Process> {
+fn start(role: &str) -> Vec<Process> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let token = Token::random();
     let start = |rank: usize| {
         let mut command = child("processes::rank_process");
         command.env(CHILD, role).env("TENSORPACK_RANK", rank.to_string());
-        command.env("TENSORPACK_SIZE", size.to_string()).env("TENSORPACK_LOCAL_SIZE", size.to_string());
+        command.env("TENSORPACK_SIZE", SIZE.to_string()).env("TENSORPACK_LOCAL_SIZE", SIZE.to_string());
         command.env("TENSORPACK_COORDINATOR", format!("127.0.0.1:{port}"));
         command.env(Token::VARIABLE, token.as_str());
         command.env("NCCL_HOSTID", format!("h{rank}")).env("NCCL_SOCKET_IFNAME", "lo");
@@ -286,7 +216,7 @@ fn start(role: &str, size: usize) -> Vec<Process> {
         });
         Process { child, lines }
     };
-    (0..size).map(start).collect()
+    (0..SIZE).map(start).collect()
 }
 
 #[test]
@@ -294,9 +224,21 @@ fn two_processes_train_like_one() {
     if !has_gpu() {
         return;
     }
-    for (rank, process) in start("train", 2).iter().enumerate() {
+    for (rank, process) in start("train").iter().enumerate() {
         assert_mentions(process.line(rank, "ended").1, &["12 steps"]);
     }
+}
+
+#[test]
+fn a_value_that_is_not_finite_in_one_process_ends_all() {
+    if !has_gpu() {
+        return;
+    }
+    let processes = start("overflow");
+    let ended: Vec<String> = (0..SIZE).map(|rank| processes[rank].line(rank, "ended with").1).collect();
+    // The rank whose value it is names it.
+    assert_mentions(&ended[SIZE - 1], &["NotFinite", "tower1/"]);
+    assert!(ended[0].starts_with("NotFinite") || ended[0].starts_with("Peer"), "{}", ended[0]);
 }
 
 #[test]
@@ -305,7 +247,7 @@ fn a_killed_process_ends_the_others_with_an_error_that_names_it() {
         return;
     }
     for killed in [1, 0] {
-        let mut processes = start("loop", 2);
+        let mut processes = start("loop");
         for (rank, process) in processes.iter().enumerate() {
             process.line(rank, "step 40");
         }

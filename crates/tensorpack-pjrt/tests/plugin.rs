@@ -72,7 +72,8 @@ fn a_client_of_several_processes_is_refused() {
     let e = Client::new_distributed(&plugin, &[], &options, LIMIT, &|| Ok(())).unwrap_err();
     println!("{e}");
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-    let e = Client::new_distributed(&plugin, &[], &DistributedOptions::mock(0), LIMIT, &|| Ok(())).unwrap_err();
+    let e =
+        Client::new_distributed(&plugin, &[], &DistributedOptions::mock(0), LIMIT, &|| Ok(())).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
 }
 

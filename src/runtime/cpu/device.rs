@@ -49,12 +49,7 @@ impl Engine for CpuEngine {
         }
     }
 
-    fn create(
-        &self,
-        _: &Frozen,
-        options: &SessionOptions,
-        turns: &Turns,
-    ) -> Result<Box<dyn Executor>> {
+    fn create(&self, _: &Frozen, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>> {
         if let Some(threads) = options.threads.filter(|&n| n > MAX_THREADS) {
             let why = format!("{threads} threads per tower: expected at most {MAX_THREADS}");
             return Err(Error::argument(why).note("leave it out to use the cores of the machine"));

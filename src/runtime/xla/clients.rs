@@ -7,6 +7,7 @@ use super::target::XlaOptions;
 use crate::distributed::ProcessGroup;
 use crate::runtime::{Interrupt, Platform, XLA_CPU_DEVICES};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tensorpack_pjrt::{Client, DistributedOptions, OptionValue, Plugin, find_plugin};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -63,7 +64,10 @@ pub(super) fn client(
             Ok(open)
         }
         (Some(group), _) => {
-            let why = format!("xla:{} is already in use by this process with other devices", platform.name());
+            let why = format!(
+                "xla:{} is already in use by this process with other devices or peers",
+                platform.name()
+            );
             let note = format!("open a session of {group} on xla:{}:{index} first", platform.name());
             Err(Error::new(ErrorKind::Unsupported, why).note(note))
         }
@@ -112,6 +116,23 @@ fn open(
     }
 }
 
+/// Returns whether another process of the group uses one of the devices with these indices, too.
+fn shares_devices(group: &Arc<ProcessGroup>, indices: &[i64], timeout: Duration) -> Result<bool> {
+    // Processes with different devices visible to CUDA number them differently.
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
+    let own = serde_json::json!((&group.rendezvous().hosts()[group.rank()], visible, indices));
+    let all = group.gather_all(own.to_string().as_bytes(), timeout)?;
+    let parsed = |bytes: &Vec<u8>| serde_json::from_slice::<(String, String, Vec<i64>)>(bytes).ok();
+    let Some((host, visible, _)) = parsed(&all[group.rank()]) else { return Ok(false) };
+    let overlaps = |(rank, bytes): (usize, &Vec<u8>)| {
+        rank != group.rank()
+            && parsed(bytes).is_some_and(|other| {
+                (&other.0, &other.1) == (&host, &visible) && other.2.iter().any(|i| indices.contains(i))
+            })
+    };
+    Ok(all.iter().enumerate().any(overlaps))
+}
+
 /// Opens a client for this process's part of a group.
 fn open_group(
     plugin: &Arc<Plugin>,
@@ -127,14 +148,14 @@ fn open_group(
         return Err(Error::argument(why).within(group.to_string()));
     }
     // Other processes may use the other devices of this machine.
-    let visible = (0..towers).map(|tower| index.saturating_add(tower) as i64).collect();
+    let visible: Vec<i64> = (0..towers).map(|tower| index.saturating_add(tower) as i64).collect();
     let store = RendezvousStore::new(group, "xla/");
     let distributed = DistributedOptions::new(group.rank(), group.size(), Arc::new(store))
         .abort_collectives_on_failure(true)
         .longest_wait(deadline);
-    let mut plugin_options = vec![("visible_devices", OptionValue::Ints(visible))];
-    if options.memory_limit.is_some() {
-        // Other processes use the same devices, so none may take most of their memory at once.
+    let mut plugin_options = vec![("visible_devices", OptionValue::Ints(visible.clone()))];
+    if options.memory_limit.is_some() || shares_devices(group, &visible, deadline)? {
+        // None of the processes that use a device may take most of its memory at once.
         plugin_options.push(("preallocate", OptionValue::Bool(false)));
     }
     let client = Arc::new(Client::new_distributed(plugin, &plugin_options, &distributed, deadline, check)?);
@@ -146,4 +167,31 @@ fn open_group(
         }
     })?;
     Ok(OpenClient { client, first: index, peers: Some(Peers { watch, devices }) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_ranks::join_all;
+    use super::*;
+    use std::thread;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn ranks_know_whether_they_share_devices() {
+        for (indices, expected) in [
+            ([vec![0], vec![0], vec![1]], [true, true, false]),
+            ([vec![0, 1], vec![2, 3], vec![1, 2]], [true, true, true]),
+            ([vec![0, 1], vec![2, 3], vec![4, 5]], [false, false, false]),
+        ] {
+            let ranks = join_all(3).into_iter().zip(indices);
+            let ask = |(group, own): (Arc<ProcessGroup>, Vec<i64>)| {
+                thread::spawn(move || (shares_devices(&group, &own, LONG).unwrap(), group))
+            };
+            let threads: Vec<_> = ranks.map(ask).collect();
+            let answers: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            let found: Vec<bool> = answers.iter().map(|(shares, _)| *shares).collect();
+            assert_eq!(found, expected);
+        }
+    }
 }

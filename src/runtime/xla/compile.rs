@@ -17,13 +17,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Compiles `text` for the devices in the options. Logs compilations that take long.
 ///
 /// A compilation cannot be canceled, so it runs in its own thread. If the process is interrupted
-/// meanwhile, or another process of the run fails, this function returns an error at once and
-/// abandons the thread.
+/// meanwhile, this function returns an error at once and abandons the thread. So it does if another
+/// process of the run fails and the program `spans_processes`. Others go on: the search for a value
+/// that is not finite must name it although all processes fail.
 pub(super) fn compile(
     target: &Target,
     text: &str,
     options: CompileOptions,
     name: &str,
+    spans_processes: bool,
 ) -> Result<Executable> {
     let started = Instant::now();
     let (send, made) = channel();
@@ -42,7 +44,9 @@ pub(super) fn compile(
             }
             Err(RecvTimeoutError::Timeout) => {
                 target.interrupt.check()?;
-                target.check_peers()?;
+                if spans_processes {
+                    target.check_peers()?;
+                }
             }
         }
         if started.elapsed() >= next_message {

@@ -38,7 +38,8 @@ impl Launch {
         let local = target.device_ids(towers.clone())?;
         let replicas = spmd.replicas.as_ref().map_or(&local, |replicas| &replicas.devices);
         let options = target.compile_options(replicas.clone());
-        let executable = compile(target, &module.text, options, &target.name(first))?;
+        let executable =
+            compile(target, &module.text, options, &target.name(first), spmd.replicas.is_some())?;
         if executable.device_ids() != local {
             let (found, name) = (executable.device_ids(), target.name(first));
             let why = format!("XLA compiled a program for devices {found:?} of this process, not {local:?}");
@@ -206,27 +207,30 @@ mod tests {
     use crate::runtime::session::request;
     use crate::runtime::snapshot::Reading;
     use crate::runtime::{Device, Platform, Session, SessionOptions, Source};
-    use crate::tower::{Mode, TowerContext};
+    use crate::tower::TowerContext;
+    use std::ops::Range;
     use std::time::Duration;
     use tensorpack_pjrt::{Client, CompileOptions, OptionValue};
     use tensorpack_tensor::{CounterRng, DType};
 
     const ROWS: usize = 6;
 
-    /// A step of `local` of `total` towers: dropout, averaged gradients, and variables that the first
-    /// tower updates from its cost and from its feed.
-    fn graph(local: usize, total: usize) -> (Frozen, Vec<Op>) {
+    /// A step of the towers `here` of `total`: dropout, averaged gradients, variables that the first
+    /// tower updates from its cost and from its feed, and one that is random but the same everywhere.
+    fn graph(here: Range<usize>, total: usize) -> (Frozen, Vec<Op>) {
         let graph = Graph::new();
         let mut step = Vec::new();
-        for index in 0..local {
-            let t = TowerContext::new(&graph, Mode::Training, index, total);
-            let x = graph.placeholder(&TensorSpec::new(format!("x{index}"), DType::F64, [None, Some(3)]));
+        let noise = graph.constant(HostTensor::new([4], vec![0.0f64; 4]).unwrap());
+        let noise = noise.random_uniform_like(DType::F64).mean();
+        for (i, index) in here.clone().enumerate() {
+            let t = TowerContext::in_process(&graph, index, total, here.clone());
+            let x = graph.placeholder(&TensorSpec::new(format!("x{i}"), DType::F64, [None, Some(3)]));
             t.build(|t| {
                 let init =
                     Init::Value(HostTensor::new([3, 2], vec![0.5f64, -1.0, 2.0, 0.25, 1.5, -0.75]).unwrap());
                 let w = t.variable(VariableSpec::new("w", [3, 2]).dtype(DType::F64).init(init));
                 let scalar = |name| t.variable(VariableSpec::new(name, []).dtype(DType::F64).non_trainable());
-                let (costs, means) = (scalar("costs"), scalar("means"));
+                let (costs, means, walk) = (scalar("costs"), scalar("means"), scalar("walk"));
                 let cost = x.dropout(0.5).matmul(w.value()).square().mean();
                 let gradient = gradients(&cost, &[w.value()]).unwrap().remove(0).unwrap();
                 let mean = t.all_reduce_mean("mean", &gradient);
@@ -234,6 +238,7 @@ mod tests {
                     step.push(w.update(|w| w - &mean * 0.125));
                     step.push(costs.update(|before| before * 0.5 + &cost));
                     step.push(means.update(|before| before * 0.5 + x.mean()));
+                    step.push(walk.update(|before| before + &noise));
                 }
             });
         }
@@ -250,32 +255,40 @@ mod tests {
 
     /// The variables after a step of `total` towers of one process.
     fn one_process(total: usize) -> Vec<HostTensor> {
-        let (graph, step) = graph(total, total);
+        let (graph, step) = graph(0..total, total);
         let device = Device::Xla { platform: Platform::Cpu, index: 0 };
         let options = SessionOptions { device, seed: RUN.seed, ..SessionOptions::default() };
         let session = Session::with(graph, options).unwrap();
         let fed: Vec<(String, HostTensor)> = (0..total).map(|t| (format!("x{t}"), batch(t))).collect();
         let feeds: Vec<(&str, &HostTensor)> = fed.iter().map(|(name, value)| (&name[..], value)).collect();
-        let mut program = crate::runtime::StepProgram::new(&[&step[0], &step[1], &step[2]]);
+        let mut program = crate::runtime::StepProgram::new(&[&step[0], &step[1], &step[2], &step[3]]);
         let clock = crate::runtime::Clock { global_step: 1, last_of_epoch: true };
         program.run(&session, clock, &feeds).unwrap();
-        ["w", "costs", "means"].map(|name| session.read(name).unwrap()).into()
+        ["w", "costs", "means", "walk"].map(|name| session.read(name).unwrap()).into()
     }
 
-    /// The module and the tower of each rank, whose replicas are these.
-    fn ranks(local: usize, of_rank: impl Fn(usize) -> Replicas, size: usize) -> (Module, Vec<SpmdProgram>) {
-        let (graph, step) = graph(local, local * size);
-        let graph = Arc::new(graph);
-        let fetches: Vec<Fetch> = step.iter().map(Fetch::from).collect();
-        let fed: Vec<(String, HostTensor)> = (0..local).map(|t| (format!("x{t}"), batch(t))).collect();
-        let feeds: Vec<(&str, &HostTensor)> = fed.iter().map(|(name, value)| (&name[..], value)).collect();
-        let request = request(&fetches, &feeds);
-        let lowered = Source::new(&graph, &request, Reading::InPlace).lower().unwrap();
-        let spmd = |rank| merge_towers(&lowered).unwrap().on_all_processes(of_rank(rank));
+    /// The module of all ranks and the towers of each.
+    fn ranks(local: usize, replicas: &Replicas, size: usize) -> (Module, Vec<SpmdProgram>) {
+        let spmd = |rank: usize| {
+            let (graph, step) = graph(rank * local..(rank + 1) * local, local * size);
+            let graph = Arc::new(graph);
+            let fetches: Vec<Fetch> = step.iter().map(Fetch::from).collect();
+            let fed: Vec<(String, HostTensor)> = (0..local).map(|t| (format!("x{t}"), batch(t))).collect();
+            let feeds: Vec<(&str, &HostTensor)> =
+                fed.iter().map(|(name, value)| (&name[..], value)).collect();
+            let request = request(&fetches, &feeds);
+            let lowered = Source::new(&graph, &request, Reading::InPlace).lower().unwrap();
+            merge_towers(&lowered).unwrap().on_all_processes(replicas.clone())
+        };
         let ranks: Vec<SpmdProgram> = (0..size).map(spmd).collect();
         let modules: Vec<Module> =
             ranks.iter().map(|spmd| module(spmd, Purpose::Run, true, false).unwrap()).collect();
-        assert!(modules.iter().all(|m| m.text == modules[0].text), "all ranks compile the same program");
+        for (rank, module) in modules.iter().enumerate() {
+            let lines = module.text.lines().zip(modules[0].text.lines());
+            let different: Vec<(&str, &str)> = lines.filter(|(own, first)| own != first).collect();
+            assert_eq!(different, [], "rank {rank} compiles another program than rank 0");
+            assert_eq!(module.text.len(), modules[0].text.len());
+        }
         (modules.into_iter().next().unwrap(), ranks)
     }
 
@@ -299,8 +312,8 @@ mod tests {
             let mut devices: Vec<i64> = ids.iter().flatten().copied().collect();
             devices.sort_unstable();
             let first = devices.iter().position(|id| *id == ids[0][0]).unwrap();
-            let of_rank = |rank| Replicas { rank, size, devices: devices.clone(), first };
-            let (module, ranks) = ranks(local, of_rank, size);
+            let replicas = Replicas { devices: devices.clone(), first };
+            let (module, ranks) = ranks(local, &replicas, size);
             let options = CompileOptions::new().replicas(devices.len()).devices(devices.clone());
             let executable = client.compile(&module.text, &options).unwrap();
             let argument = |id: i64, argument: &Argument| {
@@ -308,7 +321,7 @@ mod tests {
                 let tower = ids[rank].iter().position(|of| *of == id).unwrap();
                 let own = &ranks[rank].towers[tower];
                 let number = |n: u64| HostTensor::scalar(n as i64);
-                let (graph, _) = graph(local, local * size);
+                let (graph, _) = graph(rank * local..(rank + 1) * local, local * size);
                 let value = match argument {
                     Argument::Variable(v) => {
                         let v = &graph.variables()[*v];
@@ -320,7 +333,9 @@ mod tests {
                     Argument::Seed => number(RUN.seed),
                     Argument::Draw => number(RUN.draw),
                     Argument::Zero => number(0),
-                    Argument::RandomOffset(stream) => number(own.random_offsets[stream] as u64),
+                    Argument::RandomOffset(stream) => {
+                        number(own.random_offsets.get(stream).copied().unwrap_or(0) as u64)
+                    }
                 };
                 client.upload(&value, &client.devices()[id as usize]).unwrap()
             };

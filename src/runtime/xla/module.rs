@@ -6,6 +6,7 @@ use super::random::{self, Key, Offset};
 use super::spmd::SpmdProgram;
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
 use super::{bf16, collectives, cumsum, expr, pool, reduce, sort, view};
+use crate::graph::split_tower;
 use crate::kir::{
     self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
 };
@@ -224,7 +225,9 @@ impl<'a> ModuleWriter<'a> {
     }
 
     fn kernel(&mut self, node: &KernelNode) -> Result<()> {
-        self.w.comment(&format!("{} {}", node.kernel.name(), node.origin.name));
+        // All towers, of all processes, run this program.
+        let name = split_tower(&node.origin.name).1;
+        self.w.comment(&format!("{} {name}", node.kernel.name()));
         let specs: Vec<(DType, Vec<usize>)> = node
             .outputs
             .iter()
