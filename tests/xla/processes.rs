@@ -23,7 +23,7 @@ use tensorpack::train::{DistributedTrainerReplicated, SingleCostTrainer};
 use tensorpack_rendezvous::{Coordinator, Options, Rendezvous, Token};
 use tensorpack_testing::{Requirement, assert_mentions, plugin_for_tests, skip};
 
-/// What a child process does: `train`, `overflow`, `loop`.
+/// What a child process does: `train`, `overflow`, `cpu`, `loop`.
 const CHILD: &str = "TENSORPACK_TEST_XLA_PROCESS";
 const LONG: Duration = Duration::from_secs(240);
 /// A rank that is silent this long has failed.
@@ -107,6 +107,14 @@ fn several_processes_on_cpus_are_refused() {
     }
 }
 
+/// Trainers on XLA devices join without MPI.
+#[test]
+fn trainers_on_cpus_are_refused_in_all_processes() {
+    for (rank, process) in start("cpu").iter().enumerate() {
+        assert_mentions(process.line(rank, "ended with").1, &["Unsupported", "xla:cpu", "2 processes"]);
+    }
+}
+
 #[test]
 fn a_group_of_one_process_is_an_ordinary_session() {
     let Some(device) = device() else { return };
@@ -134,6 +142,7 @@ fn rank_process() {
         Some("train") => train_and_compare(gpu),
         // In step 4, on the last rank.
         Some("overflow") => variables(config(Some((4 * SIZE - 1) as u64)), gpu).map(|_| "well".into()),
+        Some("cpu") => variables(config(None), on("xla:cpu:0".parse().unwrap())).map(|_| "well".into()),
         _ => variables(config(None).max_epoch(1_000_000).callback(PrintSteps), gpu).map(|_| "well".into()),
     };
     match result {
