@@ -549,7 +549,7 @@ mod tests {
             assert_eq!(Reply::decode(&reply.encode()).as_ref(), Some(reply));
         }
         let mut kinds: Vec<u8> = requests.iter().map(|m| m.encode()[0]).collect();
-        assert_eq!(kinds, (0..12).collect::<Vec<u8>>());
+        assert_eq!(kinds, (0..13).collect::<Vec<u8>>());
         kinds = replies.iter().map(|m| m.encode()[0]).collect();
         assert_eq!(kinds, (0..14).collect::<Vec<u8>>());
     }
