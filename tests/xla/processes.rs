@@ -156,7 +156,7 @@ struct PrintSteps;
 impl Callback for PrintSteps {
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let step = cx.global_step;
-        if step % 20 == 0 {
+        if step.is_multiple_of(20) {
             println!("\nstep {step}");
         }
         Ok(())
