@@ -17,9 +17,10 @@ FUNCTIONS = """
     PJRT_Error_Destroy PJRT_Error_Message PJRT_Error_GetCode PJRT_Plugin_Initialize
     PJRT_Event_Destroy PJRT_Event_IsReady PJRT_Event_Error PJRT_Event_OnReady
     PJRT_Client_Create PJRT_Client_Destroy PJRT_Client_PlatformName PJRT_Client_PlatformVersion
+    PJRT_Client_ProcessIndex PJRT_Client_Devices PJRT_Client_UpdateGlobalProcessInfo
     PJRT_Client_AddressableDevices PJRT_Client_Compile PJRT_Client_BufferFromHostBuffer
-    PJRT_DeviceDescription_Id PJRT_DeviceDescription_Kind PJRT_DeviceDescription_ToString
-    PJRT_Device_GetDescription PJRT_Device_MemoryStats
+    PJRT_DeviceDescription_Id PJRT_DeviceDescription_ProcessIndex PJRT_DeviceDescription_Kind
+    PJRT_DeviceDescription_ToString PJRT_Device_GetDescription PJRT_Device_IsAddressable PJRT_Device_MemoryStats
     PJRT_Executable_Destroy PJRT_Executable_NumOutputs PJRT_Executable_OutputElementTypes
     PJRT_Executable_OutputDimensions PJRT_Executable_GetCompiledMemoryStats
     PJRT_LoadedExecutable_Destroy PJRT_LoadedExecutable_GetExecutable PJRT_LoadedExecutable_AddressableDevices
@@ -28,9 +29,16 @@ FUNCTIONS = """
     PJRT_Buffer_IsDeleted PJRT_Buffer_CopyToDevice PJRT_Buffer_ToHostBuffer PJRT_Buffer_ReadyEvent
 """.split()
 # Structs that are passed by pointer and filled in here. Others that are only pointed to stay opaque.
-STRUCTS = ["PJRT_NamedValue", "PJRT_Program", "PJRT_ExecuteOptions", "PJRT_Buffer_MemoryLayout"]
+STRUCTS = [
+    "PJRT_NamedValue", "PJRT_Program", "PJRT_ExecuteOptions", "PJRT_Buffer_MemoryLayout", "PJRT_ProcessInfo",
+    "PJRT_KeyValueGetCallback_Args", "PJRT_KeyValueTryGetCallback_Args", "PJRT_KeyValuePutCallback_Args",
+]  # fmt: skip
 # Function pointers that are passed. Others stay without types.
-CALLBACKS = ["PJRT_Event_OnReadyCallback"]
+CALLBACKS = [
+    "PJRT_Event_OnReadyCallback", "PJRT_CallbackError",
+    "PJRT_KeyValueGetCallback", "PJRT_KeyValueTryGetCallback", "PJRT_KeyValuePutCallback",
+    "PJRT_KeyValueGetCallback_ValueDeleter", "PJRT_KeyValueTryGetCallback_ValueDeleter",
+]  # fmt: skip
 
 SCALARS = {
     "size_t": "usize", "int": "c_int", "int32_t": "i32", "int64_t": "i64", "uint64_t": "u64",
@@ -47,7 +55,8 @@ class Header:
         self.structs = {m[1]: m[2] for m in re.finditer(rf"struct (PJRT_\w+) {body}", text)}
         self.enums = {m[2]: m[1] for m in re.finditer(r"typedef enum \{([^{}]*)\} (PJRT_\w+);", text)}
         self.functions = {m[2]: m[1] for m in re.finditer(r"typedef\s+([\w*]+)\s+(PJRT_\w+)\(", text)}
-        self.callbacks = {m[1]: m[2] for m in re.finditer(r"typedef\s+void\s+\(\*\s*(PJRT_\w+)\)\(([^)]*)\)", text)}
+        callbacks = re.finditer(r"typedef\s+([\w*]+)\s+\(\*\s*(PJRT_\w+)\)\(([^)]*)\)", text)
+        self.callbacks = {m[2]: (m[1], m[3]) for m in callbacks}
         self.callback_names = set(re.findall(r"\(\*\s*(PJRT_\w+)\)\(", text))
         self.table = re.findall(r"_PJRT_API_STRUCT_FIELD\(\s*(PJRT_\w+)\s*\);", self.structs["PJRT_Api"])
         fields = self.structs["PJRT_Api"].count(";")
@@ -92,6 +101,11 @@ class Output:
                 kind = ("*const " if constant else "*mut ") + kind
                 constant = tokens[at + 1 : at + 2] == ["const"]
         return kind
+
+    def argument_type(self, declaration):
+        """The type of a callback's argument, whose name may be missing."""
+        declaration = declaration.strip()
+        return self.rust_type(declaration if declaration.endswith("*") else Header.field(declaration)[1])
 
     def base_type(self, name, pointed_to):
         if name in SCALARS:
@@ -160,8 +174,10 @@ class Output:
         self.table()
         callbacks = []
         for name in CALLBACKS:
-            arguments = [self.rust_type(Header.field(a)[1]) for a in header.callbacks[name].split(",")]
-            callbacks.append(f'pub(crate) type {name} = unsafe extern "C" fn({", ".join(arguments)});')
+            returned, arguments = header.callbacks[name]
+            arguments = [self.argument_type(a) for a in arguments.split(",")]
+            returned = "" if returned == "void" else f" -> {self.rust_type(returned)}"
+            callbacks.append(f'pub(crate) type {name} = unsafe extern "C" fn({", ".join(arguments)}){returned};')
         major, minor = header.version
         start = [
             "//! The C API of PJRT: the table of functions that a plugin exports, and their argument structs.",

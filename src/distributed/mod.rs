@@ -4,6 +4,7 @@
 mod bucket;
 mod mpi_thread;
 mod process_group;
+mod store_gather;
 mod sum_tree;
 
 pub(crate) use bucket::Bucket;

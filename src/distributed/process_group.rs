@@ -1,10 +1,11 @@
 //! The processes that train together.
 
 use super::mpi_thread::{MpiThread, deadline};
+use super::store_gather::StoreGather;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_mpi::{Buffer, World};
 use tensorpack_rendezvous::{Coordinator, Launch, LaunchOptions, Options, Rendezvous, Token, bind_address};
@@ -20,9 +21,10 @@ const MAX_MESSAGE: usize = 1 << 30;
 /// The processes that train together, one of which is this one: its rank. A launcher such as
 /// `tensorpack launch`, `mpirun` or `srun` starts them.
 ///
-/// Two channels connect them. MPI moves tensors; a control plane, a TCP server on rank 0, carries
-/// small values and heartbeats, and tells all ranks which one has failed and where. Once a rank has
-/// failed, every call returns that error, of kind [`ErrorKind::Peer`].
+/// Two channels connect them. MPI, or the collectives of an accelerator, moves tensors; a control
+/// plane, a TCP server on rank 0, carries small values and heartbeats, and tells all ranks which one
+/// has failed and where. Once a rank has failed, every call returns that error, of kind
+/// [`ErrorKind::Peer`].
 #[doc(alias = "Horovod")]
 #[doc(alias = "world")]
 pub struct ProcessGroup {
@@ -30,7 +32,10 @@ pub struct ProcessGroup {
     mpi: Option<&'static MpiThread>,
     /// Nanoseconds that towers waited for sums.
     exposed: AtomicU64,
-    gathers: AtomicU64,
+    /// The number of barriers so far.
+    barriers: AtomicU64,
+    /// Used without MPI.
+    gathers: Mutex<StoreGather>,
 }
 
 /// How a process joins the others.
@@ -38,8 +43,8 @@ pub struct ProcessGroup {
 pub struct GroupOptions {
     /// The time after which a rank that is silent has failed. Defaults to 10 s.
     pub peer_timeout: Duration,
-    /// Whether tensors are moved by MPI. Accelerators have their own collectives. Defaults to
-    /// `true`.
+    /// Whether tensors are moved by MPI. Accelerators have their own collectives; then MPI is used
+    /// only if the launcher names no coordinator. Defaults to `true`.
     pub mpi: bool,
 }
 
@@ -59,8 +64,17 @@ impl ProcessGroup {
         let launch = Launch::detect(&LaunchOptions::default())?;
         let settings =
             Options::new().peer_timeout(options.peer_timeout).on_warning(|warning| log::warn!("{warning}"));
-        let mpi = match options.mpi && launch.size > 1 {
-            true => Some(MpiThread::get()?),
+        let mpi = match launch.size > 1 && (options.mpi || launch.coordinator.is_none()) {
+            true if options.mpi => Some(MpiThread::get()?),
+            // It is needed only to find rank 0.
+            true => Some(MpiThread::get().map_err(|e| {
+                let why =
+                    format!("{} names no coordinator, and MPI cannot be used to find it", launch.launcher);
+                e.within(why).note(format!(
+                    "set TENSORPACK_COORDINATOR to HOST:PORT of rank 0 and {} to a secret",
+                    Token::VARIABLE
+                ))
+            })?),
             false => None,
         };
         if let Some(mpi) = mpi {
@@ -71,8 +85,18 @@ impl ProcessGroup {
             (_, None) if launch.size == 1 => Rendezvous::start(&launch, None, &Token::random(), &settings)?,
             _ => Rendezvous::start(&launch, None, &Token::from_env()?, &settings)?,
         };
-        let (exposed, gathers) = Default::default();
-        Ok(Arc::new(ProcessGroup { rendezvous, mpi, exposed, gathers }))
+        Ok(ProcessGroup::new(rendezvous, mpi))
+    }
+
+    /// Returns the group of the ranks of a rendezvous, for sessions on accelerators: without MPI,
+    /// sessions on thread teams cannot use it.
+    pub fn from_rendezvous(rendezvous: Rendezvous) -> Arc<ProcessGroup> {
+        ProcessGroup::new(rendezvous, None)
+    }
+
+    fn new(rendezvous: Rendezvous, mpi: Option<&'static MpiThread>) -> Arc<ProcessGroup> {
+        let (exposed, barriers, gathers) = Default::default();
+        Arc::new(ProcessGroup { rendezvous, mpi, exposed, barriers, gathers })
     }
 
     /// Returns the rank of this process.
@@ -152,6 +176,9 @@ impl ProcessGroup {
         if self.size() == 1 {
             return Ok(vec![own.to_vec()]);
         }
+        if self.mpi.is_none() {
+            return self.gather_all(own, timeout);
+        }
         let (send, receive) = (Buffer::from(own), Buffer::zeroed(own.len() * self.size()));
         let each = own.len();
         let gathered = self.run(timeout, move |world, deadline, check| {
@@ -166,6 +193,10 @@ impl ProcessGroup {
         own: &[u8],
         timeout: Duration,
     ) -> Result<Vec<Vec<u8>>> {
+        if self.mpi.is_none() {
+            let gathered = self.store_gather().gather(&self.rendezvous, own, timeout);
+            return gathered.map_err(|e| self.explain(e));
+        }
         let lengths = self.all_gather(&(own.len() as u64).to_le_bytes(), timeout)?;
         let length = |bytes: &Vec<u8>| bytes[..].try_into().map_or(0, u64::from_le_bytes) as usize;
         let longest = lengths.iter().map(length).max().unwrap_or(0);
@@ -184,6 +215,10 @@ impl ProcessGroup {
         if self.size() == 1 {
             return Ok(own);
         }
+        if self.mpi.is_none() {
+            let received = self.store_gather().broadcast(&self.rendezvous, &own, timeout);
+            return received.map_err(|e| self.explain(e));
+        }
         let lengths = self.all_gather(&(own.len() as u64).to_le_bytes(), timeout)?;
         let len = lengths[0][..].try_into().map_or(0, u64::from_le_bytes) as usize;
         let mut bytes = if self.rank() == 0 { own } else { vec![0; len] };
@@ -197,9 +232,13 @@ impl ProcessGroup {
         Ok(bytes)
     }
 
+    fn store_gather(&self) -> MutexGuard<'_, StoreGather> {
+        self.gathers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits for all ranks, through the control plane.
     pub(crate) fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
-        let count = self.gathers.fetch_add(1, Ordering::Relaxed);
+        let count = self.barriers.fetch_add(1, Ordering::Relaxed);
         self.rendezvous.barrier(&format!("{name}/{count}"), timeout)
     }
 
@@ -328,4 +367,115 @@ fn host_name() -> String {
         }
     }
     "localhost".into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::process::{Child, Command, Stdio};
+
+    /// Set in child processes to what they do.
+    const CHILD: &str = "TENSORPACK_TEST_GROUP_PROCESS";
+    const LONG: Duration = Duration::from_secs(120);
+
+    /// Runs in a child process: one rank.
+    #[test]
+    fn rank_process() {
+        match std::env::var(CHILD).as_deref() {
+            Ok("gather") => gather_in_all_ways(),
+            Ok("refuse") => thread_teams_need_mpi(),
+            Ok("die") => one_rank_dies(),
+            _ => {}
+        }
+    }
+
+    fn join() -> Arc<ProcessGroup> {
+        ProcessGroup::join(&GroupOptions { mpi: false, ..GroupOptions::default() }).unwrap()
+    }
+
+    /// The bytes of a rank, some of which need many rounds.
+    fn bytes(rank: usize, len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 31 + i / 251 + rank * 101) as u8).collect()
+    }
+
+    fn gather_in_all_ways() {
+        let group = join();
+        let (rank, size) = (group.rank(), group.size());
+        for round in 0..3 {
+            let own = bytes(rank, 40 + round);
+            let expected: Vec<Vec<u8>> = (0..size).map(|rank| bytes(rank, 40 + round)).collect();
+            assert_eq!(group.all_gather(&own, LONG).unwrap(), expected);
+            group.barrier("between", LONG).unwrap();
+        }
+        for lens in [[0, 0], [0, 1], [9 << 20, 5 << 20]] {
+            let expected: Vec<Vec<u8>> = (0..size).map(|rank| bytes(rank, lens[rank])).collect();
+            assert!(group.gather_all(&bytes(rank, lens[rank]), LONG).unwrap() == expected, "{lens:?}");
+        }
+        for len in [0, 1, 9 << 20] {
+            let own = if rank == 0 { bytes(0, len) } else { bytes(7, 3) };
+            assert!(group.broadcast(own, LONG).unwrap() == bytes(0, len), "{len} bytes");
+        }
+        group.barrier("end", LONG).unwrap();
+        // Only the result of the last round remains.
+        let rounds = group.store_gather().rounds();
+        let kept = |round: &u64| group.rendezvous().try_get(&format!("gather/{round}")).unwrap().is_some();
+        assert_eq!((0..rounds).filter(kept).collect::<Vec<u64>>(), [rounds - 1]);
+        group.barrier("compared", LONG).unwrap();
+        group.rendezvous().leave(LONG).unwrap();
+    }
+
+    fn thread_teams_need_mpi() {
+        let group = join();
+        let e = group.submit(LONG, |_, _, _| Ok(())).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+        assert!(e.message().contains("MPI"), "{e}");
+        group.barrier("end", LONG).unwrap();
+        group.rendezvous().leave(LONG).unwrap();
+    }
+
+    fn one_rank_dies() {
+        let group = join();
+        group.barrier("joined", LONG).unwrap();
+        if group.rank() == 1 {
+            std::process::exit(0);
+        }
+        let e = group.broadcast(vec![1, 2, 3], LONG).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Peer, "{e}");
+        assert!(e.message().contains("rank 1"), "{e}");
+    }
+
+    fn start(role: &str) -> Vec<Child> {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let token = Token::random();
+        let start = |rank: usize| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", "distributed::process_group::tests::rank_process", "--nocapture"]);
+            command.env(CHILD, role).env("TENSORPACK_RANK", rank.to_string()).env("TENSORPACK_SIZE", "2");
+            command.env("TENSORPACK_COORDINATOR", format!("127.0.0.1:{port}"));
+            command.env(Token::VARIABLE, token.as_str()).stdin(Stdio::null()).spawn().unwrap()
+        };
+        (0..2).map(start).collect()
+    }
+
+    #[test]
+    fn processes_without_mpi_gather_and_broadcast() {
+        for mut child in start("gather") {
+            assert!(child.wait().unwrap().success());
+        }
+    }
+
+    #[test]
+    fn processes_without_mpi_have_no_sums_on_thread_teams() {
+        for mut child in start("refuse") {
+            assert!(child.wait().unwrap().success());
+        }
+    }
+
+    #[test]
+    fn a_gather_without_a_rank_names_it() {
+        let mut children = start("die");
+        assert!(children[0].wait().unwrap().success());
+        children[1].wait().unwrap();
+    }
 }

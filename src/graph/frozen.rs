@@ -56,6 +56,11 @@ impl Frozen {
         self.first_tower
     }
 
+    /// Returns the number of towers in this graph, at least 1. Other processes may have more.
+    pub fn towers(&self) -> usize {
+        self.nodes.iter().map(|node| node.tower + 1).max().unwrap_or(1)
+    }
+
     /// Returns all nodes; each reads only earlier ones.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes

@@ -2,6 +2,7 @@
 
 use super::executor::Executor;
 use super::{Device, SessionOptions, Turns, cpu, null, reference, xla};
+use crate::graph::Frozen;
 use std::sync::{PoisonError, RwLock};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -60,9 +61,9 @@ pub trait Engine: Send + Sync {
         Ok(())
     }
 
-    /// Creates an executor on `options.device`, without variables. `turns` tells when it may access
-    /// variables that it shares with forks.
-    fn create(&self, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>>;
+    /// Creates an executor of `graph` on `options.device`, without variables. `turns` tells when it
+    /// may access variables that it shares with forks.
+    fn create(&self, graph: &Frozen, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>>;
 }
 
 /// The engines of this crate. A new one needs only its line here.
@@ -140,7 +141,7 @@ mod tests {
             "has no executor".into()
         }
 
-        fn create(&self, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
+        fn create(&self, _: &Frozen, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
             Err(Error::new(ErrorKind::Unsupported, format!("{} has no executor", options.device)))
         }
     }

@@ -5,7 +5,7 @@ use super::engine::Engine;
 use super::executor::{Executable, Executor, Feed, Fork, Outcome, RunInfo, check_value};
 use super::lowering::Source;
 use super::{Device, SessionOptions, Turns, memory_limit};
-use crate::graph::VariableInfo;
+use crate::graph::{Frozen, VariableInfo};
 use crate::kir::Program;
 use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
@@ -33,7 +33,7 @@ impl Engine for NullEngine {
         true
     }
 
-    fn create(&self, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
+    fn create(&self, _: &Frozen, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
         Ok(Box::new(NullExecutor { limit: options.memory_limit, variables: Vec::new() }))
     }
 }

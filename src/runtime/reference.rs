@@ -47,7 +47,7 @@ impl Engine for ReferenceEngine {
         true
     }
 
-    fn create(&self, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
+    fn create(&self, _: &Frozen, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
         Ok(Box::new(ReferenceExecutor {
             limit: options.memory_limit,
             rounding: options.stochastic_rounding,

@@ -157,11 +157,11 @@ impl Session {
         }
         if options.process_group.as_ref().is_some_and(|g| g.size() > 1) && !engine.supports_process_groups() {
             let why = format!("{} cannot train together with other processes", options.device);
-            return Err(Error::new(ErrorKind::Unsupported, why).note("use thread teams: --devices cpu:0"));
+            return Err(Error::new(ErrorKind::Unsupported, why).note("use cpu:N or xla:cuda:N"));
         }
         options.stochastic_rounding.map_or(Ok(()), StochasticRounding::check)?;
         let turns = Turns::new(options.deadline);
-        let mut executor = engine.create(&options, &turns)?;
+        let mut executor = engine.create(&graph, &options, &turns)?;
         executor.create_variables(graph.variables(), options.seed)?;
         Ok(Session {
             graph: Arc::new(graph),

@@ -1,6 +1,7 @@
 //! Coordination of the programs of several towers: all-reduces, random streams and updated
 //! variables.
 
+use crate::graph::split_tower;
 use crate::kir::{Kernel, KernelNode, Origin, Program};
 use std::collections::HashMap;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
@@ -43,7 +44,7 @@ fn all_reduces(kernels: &[KernelNode]) -> Vec<AllReduce<'_>> {
 /// in the program of each tower that reads it, and is the same tensor in all of them.
 ///
 /// The towers before `first_tower`, which are in other processes, draw as many elements each as the
-/// first one here.
+/// first one here. None of them draws the elements of a tensor outside of the towers.
 pub(super) fn number_random_elements(programs: &mut [Program], first_tower: usize) {
     let mut drawn: HashMap<String, usize> = HashMap::new();
     let mut first_of: HashMap<String, usize> = HashMap::new();
@@ -54,8 +55,9 @@ pub(super) fn number_random_elements(programs: &mut [Program], first_tower: usiz
             let node = &mut program.kernels[i];
             if let Kernel::Random { stream, first, continued: true } = &mut node.kernel {
                 *first = *first_of.entry(node.origin.name.clone()).or_insert_with(|| {
-                    let drawn =
-                        drawn.entry(stream.clone()).or_insert_with(|| len.saturating_mul(first_tower));
+                    let in_tower = !split_tower(&node.origin.name).0.is_empty();
+                    let elsewhere = if in_tower { first_tower } else { 0 };
+                    let drawn = drawn.entry(stream.clone()).or_insert_with(|| len.saturating_mul(elsewhere));
                     let before = *drawn;
                     *drawn = drawn.saturating_add(len);
                     before
@@ -72,5 +74,46 @@ pub(super) fn set_updated_elsewhere(programs: &mut [Program]) {
     for (i, program) in programs.iter_mut().enumerate() {
         let others = updated.iter().enumerate().filter(|(j, _)| *j != i);
         program.updated_elsewhere = others.flat_map(|(_, v)| v).copied().collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Fetch, Graph, TensorSpec};
+    use crate::runtime::Source;
+    use crate::runtime::session::request;
+    use crate::runtime::snapshot::Reading;
+    use crate::tower::TowerContext;
+    use std::sync::Arc;
+    use tensorpack_tensor::HostTensor;
+
+    /// The towers 2 and 3 of 4, which are in the second of two processes, continue the random numbers
+    /// of the first process. Tensors outside of the towers are the same in both.
+    #[test]
+    fn random_elements_are_numbered_across_processes() {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::new("x", DType::F32, [None, Some(3)]));
+        let outside = x.random_uniform_like(DType::F32);
+        let in_towers = [2, 3].map(|index| {
+            let t = TowerContext::in_process(&graph, index, 4, 2..4);
+            t.build(|_| &x.dropout(0.5) + &outside)
+        });
+        let fetches = in_towers.map(|tensor| Fetch::from(&tensor));
+        let (graph, value) = (Arc::new(graph.freeze().unwrap()), HostTensor::new([5, 3], vec![0f32; 15]));
+        assert_eq!((graph.first_tower(), graph.towers()), (2, 2));
+        let request = request(&fetches, &[("x", &value.unwrap())]);
+        let lowered = Source::new(&graph, &request, Reading::InPlace).lower().unwrap();
+        let offsets = |program: &Program| {
+            let random = program.kernels.iter().filter_map(|node| match node.kernel {
+                Kernel::Random { first, .. } => Some((node.origin.name.contains("Dropout"), first)),
+                _ => None,
+            });
+            let mut offsets: Vec<(bool, usize)> = random.collect();
+            offsets.sort_unstable();
+            offsets
+        };
+        let found: Vec<_> = lowered.programs().iter().map(offsets).collect();
+        assert_eq!(found, [[(false, 0), (true, 30)], [(false, 0), (true, 45)]]);
     }
 }

@@ -33,6 +33,12 @@ impl Devices {
         self.0.first().copied().filter(|device| !device.same_engine(Device::default()))
     }
 
+    /// Returns whether processes need MPI to sum up the gradients of these devices. XLA has its own
+    /// collectives.
+    pub(super) fn need_mpi(&self) -> bool {
+        !matches!(self.0.first(), Some(Device::Xla { .. }))
+    }
+
     /// Logs that variables are replicated if the devices cannot share them.
     pub(super) fn log_if_replicated(&self) {
         if let (Some(first), true) = (self.0.first(), self.count() > 1)

@@ -40,7 +40,9 @@ impl DistributedTrainerReplicated {
         DistributedTrainerReplicated::with(Devices::teams(towers))
     }
 
-    /// Uses one tower on each of these devices, in every process.
+    /// Uses one tower on each of these devices, in every process. On GPUs (`xla:cuda`) NCCL sums up
+    /// the gradients, and MPI is not needed if the launcher names the coordinator, as torchrun, Slurm
+    /// and `TENSORPACK_COORDINATOR` do. Other XLA devices have no sums between processes.
     pub fn on(devices: impl IntoIterator<Item = Device>) -> DistributedTrainerReplicated {
         DistributedTrainerReplicated::with(Devices::new(devices))
     }
@@ -76,7 +78,8 @@ impl DistributedTrainerReplicated {
         if let Some(group) = self.group.get() {
             return Ok(group);
         }
-        let group = ProcessGroup::join(&self.options)?;
+        let mpi = self.devices.need_mpi();
+        let group = ProcessGroup::join(&GroupOptions { mpi, ..self.options.clone() })?;
         logger::set_rank(group.rank());
         log::info!("{group}");
         Ok(self.group.get_or_init(|| group))

@@ -413,7 +413,7 @@ const CASES: &[Case] = &[
         lower: |cx| {
             let x = cx.input(0);
             let i = cx.map_to(DType::I32, &[2, 3], &[&x], |e, r| e.cast(Class::I64, r[0]));
-            cx.all_reduce("key", &i, false)
+            cx.all_reduce("key", &i)
         },
         kind: ErrorKind::DType,
     },

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack::ErrorKind;
 use tensorpack::callback::TrainCx;
-use tensorpack::graph::VariableInfo;
+use tensorpack::graph::{Frozen, VariableInfo};
 use tensorpack::prelude::*;
 use tensorpack::runtime::{
     Engine, Executable, Executor, Feed, RunInfo, SavedValue, Source, Turns, engines, register_engine,
@@ -64,9 +64,9 @@ impl Engine for Counting {
         }
     }
 
-    fn create(&self, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>> {
+    fn create(&self, graph: &Frozen, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>> {
         let options = SessionOptions { device: Device::Reference, ..options.clone() };
-        let executor = options.device.engine()?.create(&options, turns)?;
+        let executor = options.device.engine()?.create(graph, &options, turns)?;
         Ok(Box::new(CountingExecutor { executor, counts: self.counts }))
     }
 }

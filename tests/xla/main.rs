@@ -20,6 +20,7 @@ mod opening;
 mod overflow_cases;
 #[path = "../training/overflow_cases.rs"]
 mod overflow_in_training;
+mod processes;
 mod recomputed;
 mod resume;
 mod rows;

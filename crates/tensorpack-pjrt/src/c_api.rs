@@ -83,6 +83,13 @@ pub(crate) const PJRT_NamedValue_kInt64List: PJRT_NamedValue_Type = 2;
 pub(crate) const PJRT_NamedValue_kFloat: PJRT_NamedValue_Type = 3;
 pub(crate) const PJRT_NamedValue_kBool: PJRT_NamedValue_Type = 4;
 
+pub(crate) type PJRT_ProcessState = c_int;
+pub(crate) const PJRT_ProcessState_kUnspecified: PJRT_ProcessState = 0;
+pub(crate) const PJRT_ProcessState_kUninitialized: PJRT_ProcessState = 1;
+pub(crate) const PJRT_ProcessState_kDisconnected: PJRT_ProcessState = 2;
+pub(crate) const PJRT_ProcessState_kConnected: PJRT_ProcessState = 3;
+pub(crate) const PJRT_ProcessState_kError: PJRT_ProcessState = 4;
+
 opaque!(
     PJRT_Buffer,
     PJRT_Client,
@@ -102,6 +109,16 @@ opaque!(
 );
 
 pub(crate) type PJRT_Event_OnReadyCallback = unsafe extern "C" fn(*mut PJRT_Error, *mut c_void);
+pub(crate) type PJRT_CallbackError =
+    unsafe extern "C" fn(PJRT_Error_Code, *const c_char, usize) -> *mut PJRT_Error;
+pub(crate) type PJRT_KeyValueGetCallback =
+    unsafe extern "C" fn(*mut PJRT_KeyValueGetCallback_Args) -> *mut PJRT_Error;
+pub(crate) type PJRT_KeyValueTryGetCallback =
+    unsafe extern "C" fn(*mut PJRT_KeyValueTryGetCallback_Args) -> *mut PJRT_Error;
+pub(crate) type PJRT_KeyValuePutCallback =
+    unsafe extern "C" fn(*mut PJRT_KeyValuePutCallback_Args) -> *mut PJRT_Error;
+pub(crate) type PJRT_KeyValueGetCallback_ValueDeleter = unsafe extern "C" fn(*mut c_char);
+pub(crate) type PJRT_KeyValueTryGetCallback_ValueDeleter = unsafe extern "C" fn(*mut c_char);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -198,6 +215,60 @@ pub(crate) struct PJRT_Buffer_MemoryLayout {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub(crate) struct PJRT_ProcessInfo {
+    pub(crate) struct_size: usize,
+    pub(crate) task_id: c_int,
+    pub(crate) incarnation_id: u64,
+    pub(crate) state: PJRT_ProcessState,
+    pub(crate) error_code: c_int,
+    pub(crate) error_message: *const c_char,
+    pub(crate) error_message_size: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PJRT_KeyValueGetCallback_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) key: *const c_char,
+    pub(crate) key_size: usize,
+    pub(crate) timeout_in_ms: c_int,
+    pub(crate) callback_error: *mut Option<PJRT_CallbackError>,
+    pub(crate) user_arg: *mut c_void,
+    pub(crate) value: *mut c_char,
+    pub(crate) value_size: usize,
+    pub(crate) value_deleter_callback: Option<PJRT_KeyValueGetCallback_ValueDeleter>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PJRT_KeyValueTryGetCallback_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) key: *const c_char,
+    pub(crate) key_size: usize,
+    pub(crate) callback_error: *mut Option<PJRT_CallbackError>,
+    pub(crate) user_arg: *mut c_void,
+    pub(crate) value: *mut c_char,
+    pub(crate) value_size: usize,
+    pub(crate) value_deleter_callback: Option<PJRT_KeyValueTryGetCallback_ValueDeleter>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PJRT_KeyValuePutCallback_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) key: *const c_char,
+    pub(crate) key_size: usize,
+    pub(crate) value: *const c_char,
+    pub(crate) value_size: usize,
+    pub(crate) callback_error: *mut Option<PJRT_CallbackError>,
+    pub(crate) user_arg: *mut c_void,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct PJRT_Api_Version {
     pub(crate) struct_size: usize,
     pub(crate) extension_start: *mut PJRT_Extension_Base,
@@ -281,12 +352,12 @@ pub(crate) struct PJRT_Client_Create_Args {
     pub(crate) extension_start: *mut PJRT_Extension_Base,
     pub(crate) create_options: *const PJRT_NamedValue,
     pub(crate) num_options: usize,
-    pub(crate) kv_get_callback: UntypedFunction,
+    pub(crate) kv_get_callback: Option<PJRT_KeyValueGetCallback>,
     pub(crate) kv_get_user_arg: *mut c_void,
-    pub(crate) kv_put_callback: UntypedFunction,
+    pub(crate) kv_put_callback: Option<PJRT_KeyValuePutCallback>,
     pub(crate) kv_put_user_arg: *mut c_void,
     pub(crate) client: *mut PJRT_Client,
-    pub(crate) kv_try_get_callback: UntypedFunction,
+    pub(crate) kv_try_get_callback: Option<PJRT_KeyValueTryGetCallback>,
     pub(crate) kv_try_get_user_arg: *mut c_void,
 }
 
@@ -310,12 +381,31 @@ pub(crate) struct PJRT_Client_PlatformName_Args {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub(crate) struct PJRT_Client_ProcessIndex_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) client: *mut PJRT_Client,
+    pub(crate) process_index: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct PJRT_Client_PlatformVersion_Args {
     pub(crate) struct_size: usize,
     pub(crate) extension_start: *mut PJRT_Extension_Base,
     pub(crate) client: *mut PJRT_Client,
     pub(crate) platform_version: *const c_char,
     pub(crate) platform_version_size: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PJRT_Client_Devices_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) client: *mut PJRT_Client,
+    pub(crate) devices: *const *mut PJRT_Device,
+    pub(crate) num_devices: usize,
 }
 
 #[repr(C)]
@@ -371,6 +461,15 @@ pub(crate) struct PJRT_DeviceDescription_Id_Args {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub(crate) struct PJRT_DeviceDescription_ProcessIndex_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) device_description: *mut PJRT_DeviceDescription,
+    pub(crate) process_index: c_int,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct PJRT_DeviceDescription_Kind_Args {
     pub(crate) struct_size: usize,
     pub(crate) extension_start: *mut PJRT_Extension_Base,
@@ -396,6 +495,15 @@ pub(crate) struct PJRT_Device_GetDescription_Args {
     pub(crate) extension_start: *mut PJRT_Extension_Base,
     pub(crate) device: *mut PJRT_Device,
     pub(crate) device_description: *mut PJRT_DeviceDescription,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PJRT_Device_IsAddressable_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) device: *mut PJRT_Device,
+    pub(crate) is_addressable: bool,
 }
 
 #[repr(C)]
@@ -610,6 +718,16 @@ pub(crate) struct PJRT_Executable_GetCompiledMemoryStats_Args {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub(crate) struct PJRT_Client_UpdateGlobalProcessInfo_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) client: *mut PJRT_Client,
+    pub(crate) process_infos: *mut PJRT_ProcessInfo,
+    pub(crate) num_process_infos: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct PJRT_Api {
     pub(crate) struct_size: usize,
     pub(crate) extension_start: *mut PJRT_Extension_Base,
@@ -627,9 +745,9 @@ pub(crate) struct PJRT_Api {
     pub(crate) PJRT_Client_Create: Function<PJRT_Client_Create_Args>,
     pub(crate) PJRT_Client_Destroy: Function<PJRT_Client_Destroy_Args>,
     pub(crate) PJRT_Client_PlatformName: Function<PJRT_Client_PlatformName_Args>,
-    pub(crate) PJRT_Client_ProcessIndex: UntypedFunction,
+    pub(crate) PJRT_Client_ProcessIndex: Function<PJRT_Client_ProcessIndex_Args>,
     pub(crate) PJRT_Client_PlatformVersion: Function<PJRT_Client_PlatformVersion_Args>,
-    pub(crate) PJRT_Client_Devices: UntypedFunction,
+    pub(crate) PJRT_Client_Devices: Function<PJRT_Client_Devices_Args>,
     pub(crate) PJRT_Client_AddressableDevices: Function<PJRT_Client_AddressableDevices_Args>,
     pub(crate) PJRT_Client_LookupDevice: UntypedFunction,
     pub(crate) PJRT_Client_LookupAddressableDevice: UntypedFunction,
@@ -638,13 +756,13 @@ pub(crate) struct PJRT_Api {
     pub(crate) PJRT_Client_DefaultDeviceAssignment: UntypedFunction,
     pub(crate) PJRT_Client_BufferFromHostBuffer: Function<PJRT_Client_BufferFromHostBuffer_Args>,
     pub(crate) PJRT_DeviceDescription_Id: Function<PJRT_DeviceDescription_Id_Args>,
-    pub(crate) PJRT_DeviceDescription_ProcessIndex: UntypedFunction,
+    pub(crate) PJRT_DeviceDescription_ProcessIndex: Function<PJRT_DeviceDescription_ProcessIndex_Args>,
     pub(crate) PJRT_DeviceDescription_Attributes: UntypedFunction,
     pub(crate) PJRT_DeviceDescription_Kind: Function<PJRT_DeviceDescription_Kind_Args>,
     pub(crate) PJRT_DeviceDescription_DebugString: UntypedFunction,
     pub(crate) PJRT_DeviceDescription_ToString: Function<PJRT_DeviceDescription_ToString_Args>,
     pub(crate) PJRT_Device_GetDescription: Function<PJRT_Device_GetDescription_Args>,
-    pub(crate) PJRT_Device_IsAddressable: UntypedFunction,
+    pub(crate) PJRT_Device_IsAddressable: Function<PJRT_Device_IsAddressable_Args>,
     pub(crate) PJRT_Device_LocalHardwareId: UntypedFunction,
     pub(crate) PJRT_Device_AddressableMemories: UntypedFunction,
     pub(crate) PJRT_Device_DefaultMemory: UntypedFunction,
@@ -728,7 +846,7 @@ pub(crate) struct PJRT_Api {
     pub(crate) PJRT_Client_DmaMap: UntypedFunction,
     pub(crate) PJRT_Client_DmaUnmap: UntypedFunction,
     pub(crate) PJRT_Client_CreateUninitializedBuffer: UntypedFunction,
-    pub(crate) PJRT_Client_UpdateGlobalProcessInfo: UntypedFunction,
+    pub(crate) PJRT_Client_UpdateGlobalProcessInfo: Function<PJRT_Client_UpdateGlobalProcessInfo_Args>,
     pub(crate) PJRT_TopologyDescription_Deserialize: UntypedFunction,
     pub(crate) PJRT_Client_CreateAliasBuffer: UntypedFunction,
     pub(crate) PJRT_Client_FulfillAliasBuffer: UntypedFunction,
@@ -762,6 +880,10 @@ c_structs!(
     PJRT_Buffer_MemoryLayout,
     PJRT_Buffer_MemoryLayout_Tiled,
     PJRT_Buffer_MemoryLayout_Strides,
+    PJRT_ProcessInfo,
+    PJRT_KeyValueGetCallback_Args,
+    PJRT_KeyValueTryGetCallback_Args,
+    PJRT_KeyValuePutCallback_Args,
     PJRT_Api_Version,
     PJRT_Error_Destroy_Args,
     PJRT_Error_Message_Args,
@@ -774,14 +896,18 @@ c_structs!(
     PJRT_Client_Create_Args,
     PJRT_Client_Destroy_Args,
     PJRT_Client_PlatformName_Args,
+    PJRT_Client_ProcessIndex_Args,
     PJRT_Client_PlatformVersion_Args,
+    PJRT_Client_Devices_Args,
     PJRT_Client_AddressableDevices_Args,
     PJRT_Client_Compile_Args,
     PJRT_Client_BufferFromHostBuffer_Args,
     PJRT_DeviceDescription_Id_Args,
+    PJRT_DeviceDescription_ProcessIndex_Args,
     PJRT_DeviceDescription_Kind_Args,
     PJRT_DeviceDescription_ToString_Args,
     PJRT_Device_GetDescription_Args,
+    PJRT_Device_IsAddressable_Args,
     PJRT_Device_MemoryStats_Args,
     PJRT_Executable_Destroy_Args,
     PJRT_Executable_NumOutputs_Args,
@@ -800,6 +926,7 @@ c_structs!(
     PJRT_Executable_OutputElementTypes_Args,
     PJRT_Executable_OutputDimensions_Args,
     PJRT_Executable_GetCompiledMemoryStats_Args,
+    PJRT_Client_UpdateGlobalProcessInfo_Args,
     PJRT_Api
 );
 
@@ -816,6 +943,14 @@ crate::c_struct::layouts! {
     PJRT_Buffer_MemoryLayout_Tiled { struct_size, extension_start, minor_to_major, minor_to_major_size,
         tile_dims, tile_dim_sizes, num_tiles }
     PJRT_Buffer_MemoryLayout_Strides { struct_size, extension_start, byte_strides, num_byte_strides }
+    PJRT_ProcessInfo { struct_size, task_id, incarnation_id, state, error_code, error_message,
+        error_message_size }
+    PJRT_KeyValueGetCallback_Args { struct_size, extension_start, key, key_size, timeout_in_ms,
+        callback_error, user_arg, value, value_size, value_deleter_callback }
+    PJRT_KeyValueTryGetCallback_Args { struct_size, extension_start, key, key_size, callback_error, user_arg,
+        value, value_size, value_deleter_callback }
+    PJRT_KeyValuePutCallback_Args { struct_size, extension_start, key, key_size, value, value_size,
+        callback_error, user_arg }
     PJRT_Api_Version { struct_size, extension_start, major_version, minor_version }
     PJRT_Error_Destroy_Args { struct_size, extension_start, error }
     PJRT_Error_Message_Args { struct_size, extension_start, error, message, message_size }
@@ -829,8 +964,10 @@ crate::c_struct::layouts! {
         kv_get_user_arg, kv_put_callback, kv_put_user_arg, client, kv_try_get_callback, kv_try_get_user_arg }
     PJRT_Client_Destroy_Args { struct_size, extension_start, client }
     PJRT_Client_PlatformName_Args { struct_size, extension_start, client, platform_name, platform_name_size }
+    PJRT_Client_ProcessIndex_Args { struct_size, extension_start, client, process_index }
     PJRT_Client_PlatformVersion_Args { struct_size, extension_start, client, platform_version,
         platform_version_size }
+    PJRT_Client_Devices_Args { struct_size, extension_start, client, devices, num_devices }
     PJRT_Client_AddressableDevices_Args { struct_size, extension_start, client, addressable_devices,
         num_addressable_devices }
     PJRT_Client_Compile_Args { struct_size, extension_start, client, program, compile_options,
@@ -839,11 +976,14 @@ crate::c_struct::layouts! {
         num_dims, byte_strides, num_byte_strides, host_buffer_semantics, device, memory, device_layout,
         done_with_host_buffer, buffer }
     PJRT_DeviceDescription_Id_Args { struct_size, extension_start, device_description, id }
+    PJRT_DeviceDescription_ProcessIndex_Args { struct_size, extension_start, device_description, process_index
+        }
     PJRT_DeviceDescription_Kind_Args { struct_size, extension_start, device_description, device_kind,
         device_kind_size }
     PJRT_DeviceDescription_ToString_Args { struct_size, extension_start, device_description, to_string,
         to_string_size }
     PJRT_Device_GetDescription_Args { struct_size, extension_start, device, device_description }
+    PJRT_Device_IsAddressable_Args { struct_size, extension_start, device, is_addressable }
     PJRT_Device_MemoryStats_Args { struct_size, extension_start, device, bytes_in_use, peak_bytes_in_use,
         peak_bytes_in_use_is_set, num_allocs, num_allocs_is_set, largest_alloc_size,
         largest_alloc_size_is_set, bytes_limit, bytes_limit_is_set, bytes_reserved, bytes_reserved_is_set,
@@ -876,6 +1016,8 @@ crate::c_struct::layouts! {
         temp_size_in_bytes, host_generated_code_size_in_bytes, host_argument_size_in_bytes,
         host_output_size_in_bytes, host_alias_size_in_bytes, host_temp_size_in_bytes, peak_memory_in_bytes,
         total_size_in_bytes, total_allocation_bytes, indefinite_allocations, peak_unpadded_heap_bytes }
+    PJRT_Client_UpdateGlobalProcessInfo_Args { struct_size, extension_start, client, process_infos,
+        num_process_infos }
     PJRT_Api { struct_size, pjrt_api_version, PJRT_Error_Destroy, PJRT_Error_Message, PJRT_Error_GetCode,
         PJRT_Plugin_Initialize, PJRT_Plugin_Attributes, PJRT_Event_Destroy, PJRT_Event_IsReady,
         PJRT_Event_Error, PJRT_Event_Await, PJRT_Event_OnReady, PJRT_Client_Create, PJRT_Client_Destroy,

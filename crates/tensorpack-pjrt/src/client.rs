@@ -1,24 +1,35 @@
 //! Clients: a plugin with the devices that it controls.
 
 use crate::c_api::{
-    PJRT_Client, PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes as UNTIL_TRANSFER_COMPLETES,
-    PJRT_Program,
+    PJRT_Client, PJRT_Error_Code_UNAVAILABLE as UNAVAILABLE,
+    PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes as UNTIL_TRANSFER_COMPLETES, PJRT_Program,
 };
 use crate::c_struct::{CStruct, to_string, to_vec};
 use crate::deadline::{DEFAULT_DEADLINE, call_within};
+use crate::distributed::Incarnations;
+use crate::key_value_callbacks::{self, RegisteredStore};
 use crate::plugin::call;
-use crate::{Buffer, CompileOptions, Device, Event, Executable, OptionValue, Plugin, dtype, exit};
+use crate::{
+    Buffer, CompileOptions, Device, DistributedOptions, Event, Executable, OptionValue, Plugin, dtype, exit,
+};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
+/// The oldest minor version of the C API with everything that aborting collectives needs.
+const OLDEST_ABORTING: i32 = 78;
+
 /// A plugin with the devices that it controls. Buffers, executables and events of the client keep
 /// it alive.
 pub struct Client {
     handle: Arc<Handle>,
+    /// The devices of this process.
     devices: Vec<Device>,
+    /// The devices of all processes.
+    global_devices: Vec<Device>,
 }
 
 /// The part of a client that all of its objects share.
@@ -26,6 +37,10 @@ pub(crate) struct Handle {
     pub(crate) plugin: Arc<Plugin>,
     pub(crate) raw: *mut PJRT_Client,
     abandoned: AtomicBool,
+    /// The processes of the run, if collectives can be aborted.
+    pub(crate) incarnations: Option<Incarnations>,
+    /// Dropped after the client, which calls it until it is destroyed.
+    store: ManuallyDrop<Option<RegisteredStore>>,
 }
 
 // SAFETY: the C API allows the use of a client from any thread.
@@ -65,6 +80,9 @@ impl Drop for Handle {
             // SAFETY: the client is the plugin's; all that used it is gone, since it held this
             // handle.
             let _ = unsafe { call!(self.plugin, PJRT_Client_Destroy { client: self.raw }) };
+            // SAFETY: not used afterwards, since the handle is being dropped. An abandoned client
+            // keeps its store.
+            unsafe { ManuallyDrop::drop(&mut self.store) };
         }
     }
 }
@@ -89,26 +107,170 @@ impl Client {
         deadline: Duration,
         check: &dyn Fn() -> Result<()>,
     ) -> Result<Client> {
-        let options: Vec<_> = options.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
-        let what = format!("a client of the plugin {}", plugin.name());
-        let plugin = plugin.clone();
-        call_within(&what, deadline, check, move || Client::create(&plugin, &options))
+        Client::create_within(plugin, options, None, deadline, check)
     }
 
-    fn create(plugin: &Arc<Plugin>, options: &[(String, OptionValue)]) -> Result<Client> {
+    /// Creates a client whose devices form one system with those of the clients of other processes.
+    /// Waits until all of them have created theirs, at most until the deadline, or until `check` returns
+    /// an error.
+    ///
+    /// Returns the store's error if it fails, such as that another process is gone. XLA's CPU plugin
+    /// has no collectives between processes, so this returns [`ErrorKind::Unsupported`] if the
+    /// plugin's client has only the devices of this process.
+    #[doc(alias = "num_nodes")]
+    #[doc(alias = "node_id")]
+    pub fn new_distributed(
+        plugin: &Arc<Plugin>,
+        options: &[(&str, OptionValue)],
+        distributed: &DistributedOptions,
+        deadline: Duration,
+        check: &dyn Fn() -> Result<()>,
+    ) -> Result<Client> {
+        let with_others = Some(distributed.clone());
+        let client = Client::create_within(plugin, options, with_others, deadline, check)?;
+        let processes =
+            client.global_devices.iter().map(Device::process_index).max().map_or(0, |last| last + 1);
+        if processes < distributed.num_nodes {
+            let why = format!("the plugin {} does not support several processes", plugin.name());
+            let found =
+                format!("its client has devices of {processes} of {} processes", distributed.num_nodes);
+            return Err(Error::new(ErrorKind::Unsupported, why).note(found));
+        }
+        Ok(client)
+    }
+
+    fn create_within(
+        plugin: &Arc<Plugin>,
+        options: &[(&str, OptionValue)],
+        mut distributed: Option<DistributedOptions>,
+        deadline: Duration,
+        check: &dyn Fn() -> Result<()>,
+    ) -> Result<Client> {
+        let mut options: Vec<_> =
+            options.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
+        if let Some(distributed) = &mut distributed {
+            let (_, minor) = plugin.api_version();
+            if distributed.aborts_collectives && minor < OLDEST_ABORTING {
+                log::warn!("{plugin:?} cannot abort collectives, so they wait for processes that are gone");
+                distributed.aborts_collectives = false;
+            }
+            options.extend(distributed.plugin_options()?);
+        }
+        let what = format!("a client of the plugin {}", plugin.name());
+        let plugin = plugin.clone();
+        call_within(&what, deadline, check, move || Client::create(&plugin, &options, distributed.as_ref()))
+    }
+
+    fn create(
+        plugin: &Arc<Plugin>,
+        options: &[(String, OptionValue)],
+        distributed: Option<&DistributedOptions>,
+    ) -> Result<Client> {
         let options: Vec<_> = options.iter().map(|(name, value)| value.named(name)).collect();
-        let (create_options, num_options) = (options.as_ptr(), options.len());
-        // SAFETY: the options live until the call returns.
-        let created = unsafe { call!(plugin, PJRT_Client_Create { create_options, num_options }) }?;
-        let abandoned = AtomicBool::new(false);
-        let handle = Arc::new(Handle { plugin: plugin.clone(), raw: created.client, abandoned });
-        // SAFETY: the client is the plugin's; the list lives as long as it, and is copied.
-        let devices = unsafe {
-            let args = call!(plugin, PJRT_Client_AddressableDevices { client: handle.raw })?;
-            to_vec(args.addressable_devices, args.num_addressable_devices)
+        let store = distributed.and_then(|d| Some(RegisteredStore::new(d.store.clone()?, d.longest_wait)));
+        // SAFETY: the options live until the call returns; the callbacks live as long as the process
+        // and take the number of a store, which may be gone.
+        let created = unsafe {
+            plugin.call("PJRT_Client_Create", plugin.api().PJRT_Client_Create, |args| {
+                (args.create_options, args.num_options) = (options.as_ptr(), options.len());
+                if let Some(store) = &store {
+                    args.kv_get_callback = Some(key_value_callbacks::get);
+                    args.kv_try_get_callback = Some(key_value_callbacks::try_get);
+                    args.kv_put_callback = Some(key_value_callbacks::put);
+                    args.kv_get_user_arg = store.user_arg();
+                    args.kv_try_get_user_arg = store.user_arg();
+                    args.kv_put_user_arg = store.user_arg();
+                }
+            })
         };
-        let devices = devices.into_iter().map(|raw| Device::new(&handle, raw)).collect::<Result<_>>()?;
-        Ok(Client { handle, devices })
+        let created = created.map_err(|e| match store.as_ref().and_then(RegisteredStore::error) {
+            Some(cause) => cause.within("a client of several processes cannot be created"),
+            None => e,
+        })?;
+        let aborts = distributed.filter(|d| d.aborts_collectives);
+        let handle = Arc::new(Handle {
+            plugin: plugin.clone(),
+            raw: created.client,
+            abandoned: AtomicBool::new(false),
+            incarnations: aborts.map(|d| Incarnations::new(d.num_nodes)),
+            store: ManuallyDrop::new(store),
+        });
+        // SAFETY: the client is the plugin's; the lists live as long as it, and are copied.
+        let (local, global) = unsafe {
+            let local = call!(plugin, PJRT_Client_AddressableDevices { client: handle.raw })?;
+            let global = call!(plugin, PJRT_Client_Devices { client: handle.raw })?;
+            (
+                to_vec(local.addressable_devices, local.num_addressable_devices),
+                to_vec(global.devices, global.num_devices),
+            )
+        };
+        let devices = |list: Vec<_>| list.into_iter().map(|raw| Device::new(&handle, raw)).collect();
+        let (devices, global_devices): (Result<_>, Result<_>) = (devices(local), devices(global));
+        let client = Client { devices: devices?, global_devices: global_devices?, handle };
+        client.update_processes(None, "")?;
+        Ok(client)
+    }
+
+    /// Tells the plugin the state of all processes, if collectives can be aborted. It compares the
+    /// state with the previous one, so the first call says that all are connected.
+    fn update_processes(&self, failed: Option<usize>, message: &str) -> Result<()> {
+        let Some(incarnations) = &self.handle.incarnations else { return Ok(()) };
+        let mut states = incarnations.states(failed, UNAVAILABLE, message);
+        let (process_infos, num_process_infos) = (states.as_mut_ptr(), states.len());
+        // SAFETY: the client is the plugin's; the states, and the message that one of them points
+        // to, live until the call returns.
+        unsafe {
+            call!(
+                self.handle.plugin,
+                PJRT_Client_UpdateGlobalProcessInfo {
+                    client: self.handle.raw,
+                    process_infos,
+                    num_process_infos,
+                }
+            )
+        }?;
+        Ok(())
+    }
+
+    /// Ends the collectives that wait for process `failed`, on the devices of this process: the
+    /// programs that contain them fail. `why` says what is known about the failure.
+    ///
+    /// Returns [`ErrorKind::Unsupported`] if the plugin cannot do this, or if the client was created
+    /// without [`DistributedOptions::abort_collectives_on_failure`]. Plugins may take seconds, and
+    /// may hang; call it on a thread of its own.
+    #[doc(alias = "PJRT_Client_UpdateGlobalProcessInfo")]
+    pub fn abort_collectives(&self, failed: usize, why: &str) -> Result<()> {
+        self.handle.check()?;
+        let processes = self.handle.incarnations.as_ref().map_or(0, |i| i.ids.len());
+        if processes == 0 {
+            let why = "this client was created without `abort_collectives_on_failure`";
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        if failed >= processes {
+            return Err(Error::argument(format!("there is no process {failed} of {processes} processes")));
+        }
+        self.update_processes(Some(failed), why)
+    }
+
+    /// Gives the client up, because its devices will not respond any more: all calls fail from then
+    /// on, nothing of it is destroyed, and the process exits without the exit handlers of libraries,
+    /// all of which could hang.
+    pub fn abandon(&self) {
+        self.handle.abandon();
+    }
+
+    /// The first error of the key-value store of this client, if it has failed.
+    pub fn store_error(&self) -> Option<Error> {
+        self.handle.store.as_ref().and_then(RegisteredStore::error)
+    }
+
+    /// The index of this process among those of the run, 0 if there is one.
+    #[doc(alias = "PJRT_Client_ProcessIndex")]
+    pub fn process_index(&self) -> Result<usize> {
+        // SAFETY: the client is the plugin's.
+        let args =
+            unsafe { call!(self.handle.plugin, PJRT_Client_ProcessIndex { client: self.handle.raw }) }?;
+        Ok(args.process_index.try_into().unwrap_or(0))
     }
 
     /// The plugin.
@@ -138,6 +300,13 @@ impl Client {
     #[doc(alias = "PJRT_Client_AddressableDevices")]
     pub fn devices(&self) -> &[Device] {
         &self.devices
+    }
+
+    /// The devices of all processes, in an order that all processes agree on. It need not be the
+    /// order of the processes.
+    #[doc(alias = "PJRT_Client_Devices")]
+    pub fn global_devices(&self) -> &[Device] {
+        &self.global_devices
     }
 
     /// Compiles a StableHLO module in MLIR's text format. This may take minutes, and cannot be

@@ -14,6 +14,8 @@ pub struct Device {
     handle: Arc<Handle>,
     raw: *mut PJRT_Device,
     id: i64,
+    process_index: usize,
+    is_addressable: bool,
     kind: String,
     description: String,
 }
@@ -41,23 +43,39 @@ impl Device {
         let plugin = &handle.plugin;
         // SAFETY: device and description are the client's and live as long as it; the strings are
         // copied.
-        let (id, kind, description) = unsafe {
+        let (id, process, is_addressable, kind, description) = unsafe {
             let of = call!(plugin, PJRT_Device_GetDescription { device: raw })?.device_description;
             let id = call!(plugin, PJRT_DeviceDescription_Id { device_description: of })?.id;
+            let process = call!(plugin, PJRT_DeviceDescription_ProcessIndex { device_description: of })?;
+            let is_addressable = call!(plugin, PJRT_Device_IsAddressable { device: raw })?.is_addressable;
             let kind = call!(plugin, PJRT_DeviceDescription_Kind { device_description: of })?;
             let text = call!(plugin, PJRT_DeviceDescription_ToString { device_description: of })?;
             (
                 i64::from(id),
+                process.process_index,
+                is_addressable,
                 to_string(kind.device_kind, kind.device_kind_size),
                 to_string(text.to_string, text.to_string_size),
             )
         };
-        Ok(Device { handle: handle.clone(), raw, id, kind, description })
+        let process_index = process.try_into().unwrap_or(0);
+        Ok(Device { handle: handle.clone(), raw, id, process_index, is_addressable, kind, description })
     }
 
-    /// The id that [`CompileOptions::devices`](crate::CompileOptions::devices) takes.
+    /// The id that [`CompileOptions::devices`](crate::CompileOptions::devices) takes. It is unique
+    /// among the devices of all processes.
     pub fn id(&self) -> i64 {
         self.id
+    }
+
+    /// The index of the process whose device this is.
+    pub fn process_index(&self) -> usize {
+        self.process_index
+    }
+
+    /// Whether it is a device of this process. Only such devices have buffers here.
+    pub fn is_addressable(&self) -> bool {
+        self.is_addressable
     }
 
     /// The vendor's name for devices of this kind.
@@ -74,6 +92,7 @@ impl Device {
     #[doc(alias = "PJRT_Device_MemoryStats")]
     pub fn memory(&self) -> Result<MemoryStats> {
         self.handle.check()?;
+        self.check_owner(&self.handle)?;
         // SAFETY: the device is the plugin's.
         let stats = unsafe { call!(self.handle.plugin, PJRT_Device_MemoryStats { device: self.raw }) }?;
         let if_set = |bytes: i64, is_set: bool| is_set.then_some(bytes).and_then(|n| n.try_into().ok());
@@ -88,12 +107,15 @@ impl Device {
         self.raw
     }
 
-    /// Returns an error if the device is another client's, which plugins do not check.
+    /// Returns an error if the device is another client's or another process's, which plugins do not
+    /// check.
     pub(crate) fn check_owner(&self, client: &Arc<Handle>) -> Result<()> {
-        match Arc::ptr_eq(&self.handle, client) {
-            true => Ok(()),
-            false => Err(Error::argument(format!("{} is a device of another client", self.description))),
-        }
+        let owner = match (Arc::ptr_eq(&self.handle, client), self.is_addressable) {
+            (true, true) => return Ok(()),
+            (true, false) => format!("process {}", self.process_index),
+            (false, _) => "another client".into(),
+        };
+        Err(Error::argument(format!("{} is a device of {owner}", self.description)))
     }
 }
 

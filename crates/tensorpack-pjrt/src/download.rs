@@ -65,6 +65,13 @@ impl Download {
         self.event.wait(timeout)?;
         Ok(self.tensor)
     }
+
+    /// Returns the tensor like [`wait`](Download::wait), unless `check`, which is called every 20 ms,
+    /// returns an error: then returns that at once. See [`Event::wait_checking`].
+    pub fn wait_checking(self, timeout: Duration, check: impl FnMut() -> Result<()>) -> Result<HostTensor> {
+        self.event.wait_checking(timeout, check)?;
+        Ok(self.tensor)
+    }
 }
 
 impl fmt::Debug for Download {

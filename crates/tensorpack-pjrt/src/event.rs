@@ -7,8 +7,11 @@ use crate::{Plugin, error};
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// The interval at which a wait calls its check.
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The completion of asynchronous work: a copy, or the execution of a program.
 pub struct Event {
@@ -48,28 +51,56 @@ impl Event {
     #[doc(alias = "PJRT_Event_Await")]
     #[doc(alias = "await_for")]
     pub fn wait(&self, timeout: Duration) -> Result<()> {
+        match self.ready_outcome()? {
+            Ok(outcome) => outcome.wait(timeout).unwrap_or_else(|| Err(self.late(timeout))),
+            Err(ready) => ready,
+        }
+    }
+
+    /// Waits like [`wait`](Event::wait), and calls `check` every 20 ms meanwhile. If it returns an
+    /// error, so does this, at once. Use it where another event can make the wait futile: work that
+    /// waits for another process never completes once that is gone.
+    pub fn wait_checking(&self, timeout: Duration, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+        let outcome = match self.ready_outcome()? {
+            Ok(outcome) => outcome,
+            Err(ready) => return ready,
+        };
+        let begun = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(begun.elapsed());
+            if let Some(result) = outcome.wait(left.min(CHECK_INTERVAL)) {
+                return result;
+            }
+            check()?;
+            if begun.elapsed() >= timeout {
+                return Err(self.late(timeout));
+            }
+        }
+    }
+
+    /// Returns the outcome to wait for, or else the result of work that is complete.
+    fn ready_outcome(&self) -> Result<std::result::Result<&Outcome, Result<()>>> {
         if self.is_ready()? {
             // SAFETY: the event is the plugin's, and ready.
-            return unsafe { call!(self.handle.plugin, PJRT_Event_Error { event: self.raw }) }.map(drop);
+            let result = unsafe { call!(self.handle.plugin, PJRT_Event_Error { event: self.raw }) };
+            return Ok(Err(result.map(drop)));
         }
-        let outcome = self.outcome.get_or_init(|| {
+        Ok(Ok(self.outcome.get_or_init(|| {
             let outcome = Arc::<Outcome>::default();
             let shared = outcome.clone();
             if let Err(error) = self.on_ready(Box::new(move |result| shared.set(result))) {
                 outcome.set(Err(error));
             }
             outcome
-        });
-        match outcome.wait(timeout) {
-            Some(result) => result,
-            None => {
-                self.handle.abandon();
-                let seconds = timeout.as_secs_f64();
-                let why = format!("a device did not finish its work within {seconds} s");
-                let note = "end the process: work on a device cannot be cancelled";
-                Err(Error::new(ErrorKind::Deadline, why).note(note))
-            }
-        }
+        })))
+    }
+
+    /// Abandons the client, and returns the error of a wait that took too long.
+    fn late(&self, timeout: Duration) -> Error {
+        self.handle.abandon();
+        let seconds = timeout.as_secs_f64();
+        let why = format!("a device did not finish its work within {seconds} s");
+        Error::new(ErrorKind::Deadline, why).note("end the process: work on a device cannot be cancelled")
     }
 
     /// Keeps `memory` alive until the work is complete.

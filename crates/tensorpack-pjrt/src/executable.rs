@@ -1,13 +1,19 @@
 //! Executables: compiled programs.
 
-use crate::c_api::{PJRT_Executable, PJRT_ExecuteOptions, PJRT_LoadedExecutable};
+use crate::c_api::{
+    PJRT_Buffer, PJRT_Device, PJRT_Event, PJRT_Executable, PJRT_ExecuteOptions, PJRT_LoadedExecutable,
+};
 use crate::c_struct::{CStruct, to_vec};
 use crate::client::Handle;
+use crate::event::CHECK_INTERVAL;
 use crate::plugin::call;
 use crate::{Buffer, Event, dtype};
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// A compiled program, loaded on its devices.
@@ -15,7 +21,8 @@ use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 pub struct Executable {
     handle: Arc<Handle>,
     raw: *mut PJRT_LoadedExecutable,
-    devices: usize,
+    /// The ids of its devices of this process.
+    devices: Vec<i64>,
     outputs: Vec<(DType, Vec<usize>)>,
     memory: Result<PlannedMemory>,
 }
@@ -61,6 +68,59 @@ impl fmt::Display for PlannedMemory {
     }
 }
 
+/// A call that starts a program, with everything that the plugin reads and writes.
+struct Call {
+    executable: *mut PJRT_LoadedExecutable,
+    /// The arguments on each device.
+    arguments: Vec<Vec<*mut PJRT_Buffer>>,
+    kept: Vec<i64>,
+    /// Room for the outputs of each device.
+    outputs: Vec<Vec<*mut PJRT_Buffer>>,
+    /// Room for an event of each device.
+    done: Vec<*mut PJRT_Event>,
+}
+
+// SAFETY: the C API allows the use of its objects from any thread, and the lists are the call's own.
+unsafe impl Send for Call {}
+
+impl Call {
+    fn run(&mut self, handle: &Handle) -> Result<()> {
+        let pointers: Vec<_> = self.arguments.iter().map(Vec::as_ptr).collect();
+        let output_lists: Vec<_> = self.outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
+        let mut options = PJRT_ExecuteOptions {
+            non_donatable_input_indices: self.kept.as_ptr(),
+            num_non_donatable_input_indices: self.kept.len(),
+            ..CStruct::new()
+        };
+        if let Some(incarnations) = &handle.incarnations {
+            // The C API takes mutable pointers, but only reads the lists.
+            options.num_tasks = incarnations.ids.len();
+            options.task_ids = incarnations.task_ids.as_ptr().cast_mut();
+            options.incarnation_ids = incarnations.ids.as_ptr().cast_mut();
+        }
+        // SAFETY: executable and arguments are the plugin's, as `Executable::check` has checked, and
+        // alive: the caller borrows them until the call returns, or until the client is abandoned,
+        // after which they are not destroyed. All lists have the stated lengths and live until the
+        // call returns; those that it fills have room for all outputs, whose number `outputs` has
+        // checked, and for an event of each device.
+        unsafe {
+            call!(
+                handle.plugin,
+                PJRT_LoadedExecutable_Execute {
+                    executable: self.executable,
+                    options: &mut options,
+                    argument_lists: pointers.as_ptr(),
+                    num_devices: self.done.len(),
+                    num_args: self.arguments.first().map_or(0, Vec::len),
+                    output_lists: output_lists.as_ptr(),
+                    device_complete_events: self.done.as_mut_ptr(),
+                }
+            )
+        }?;
+        Ok(())
+    }
+}
+
 /// An execution that was started.
 #[derive(Debug)]
 pub struct Execution {
@@ -78,13 +138,16 @@ impl Executable {
         let mut loaded = Executable {
             handle: handle.clone(),
             raw,
-            devices: 0,
+            devices: Vec::new(),
             outputs: Vec::new(),
             memory: Ok(PlannedMemory { arguments: 0, outputs: 0, aliased: 0, temporary: 0, code: 0 }),
         };
-        // SAFETY: the executable is the plugin's.
-        let args = unsafe { call!(plugin, PJRT_LoadedExecutable_AddressableDevices { executable: raw }) }?;
-        loaded.devices = args.num_addressable_devices;
+        // SAFETY: the executable is the plugin's; the list lives as long as it, and is copied.
+        let devices = unsafe {
+            let args = call!(plugin, PJRT_LoadedExecutable_AddressableDevices { executable: raw })?;
+            to_vec(args.addressable_devices, args.num_addressable_devices)
+        };
+        loaded.devices = devices.into_iter().map(|raw| device_id(handle, raw)).collect::<Result<_>>()?;
         // SAFETY: as above; the result is the caller's to destroy.
         let args = unsafe { call!(plugin, PJRT_LoadedExecutable_GetExecutable { loaded_executable: raw }) }?;
         let executable = args.executable;
@@ -96,9 +159,15 @@ impl Executable {
         Ok(loaded)
     }
 
-    /// The number of devices the program runs on at once.
+    /// The number of devices of this process that the program runs on at once.
     pub fn devices(&self) -> usize {
-        self.devices
+        self.devices.len()
+    }
+
+    /// The ids of the devices of this process that the program runs on, in the order of its
+    /// arguments and outputs: the order of their replicas.
+    pub fn device_ids(&self) -> &[i64] {
+        &self.devices
     }
 
     /// The dtypes and sizes of the outputs on each device.
@@ -112,8 +181,9 @@ impl Executable {
         self.memory.clone()
     }
 
-    /// Starts the program on all of its devices; `arguments` has a list for each. An argument that
-    /// an output aliases (`tf.aliasing_output`) is donated, and cannot be used afterwards.
+    /// Starts the program on all of its devices of this process; `arguments` has a list for each. An
+    /// argument that an output aliases (`tf.aliasing_output`) is donated, and cannot be used
+    /// afterwards. If the program runs on devices of other processes, they must start it, too.
     ///
     /// The order of arguments, their dtypes and shapes must be the program's: XLA only checks their
     /// sizes in bytes.
@@ -126,45 +196,78 @@ impl Executable {
     /// take new memory.
     #[doc(alias = "non_donatable_input_indices")]
     pub fn execute_without_donating(&self, arguments: &[Vec<&Buffer>], kept: &[usize]) -> Result<Execution> {
+        let mut call = self.prepare(arguments, kept)?;
+        let result = call.run(&self.handle);
+        self.finish(call, result)
+    }
+
+    /// Starts the program like [`execute_without_donating`](Executable::execute_without_donating), on a
+    /// thread of its own, and calls `check` every 20 ms until it is started. If `check` returns an
+    /// error, so does this, at once; after `timeout` it returns [`ErrorKind::Deadline`]. In both cases
+    /// the client is abandoned, because the start cannot be cancelled.
+    ///
+    /// Use it for the first run of a program on devices of several processes: the start then waits for
+    /// all of them, and would wait forever for one that is gone.
+    pub fn execute_checking(
+        &self,
+        arguments: &[Vec<&Buffer>],
+        kept: &[usize],
+        timeout: Duration,
+        mut check: impl FnMut() -> Result<()>,
+    ) -> Result<Execution> {
+        let mut call = self.prepare(arguments, kept)?;
+        let handle = self.handle.clone();
+        let (send, started) = channel();
+        let work = move || {
+            let result = call.run(&handle);
+            // Nobody may wait any longer: then the client is abandoned, and the outputs are leaked.
+            let _ = send.send((call, result));
+        };
+        thread::Builder::new().name("execute".into()).spawn(work)?;
+        let begun = Instant::now();
+        loop {
+            match started.recv_timeout(CHECK_INTERVAL.min(timeout)) {
+                Ok((call, result)) => return self.finish(call, result),
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.handle.abandon();
+                    return Err(Error::new(ErrorKind::Engine, "a panic ended the start of a program"));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            // Abandoning the client keeps everything alive that the call uses: nothing of an abandoned
+            // client is destroyed.
+            check().inspect_err(|_| self.handle.abandon())?;
+            if begun.elapsed() >= timeout {
+                self.handle.abandon();
+                let why = format!("a program did not start within {} s", timeout.as_secs_f64());
+                return Err(Error::new(ErrorKind::Deadline, why)
+                    .note("end the process: the start of a program cannot be cancelled"));
+            }
+        }
+    }
+
+    /// Checks the arguments, and makes room for the results.
+    fn prepare(&self, arguments: &[Vec<&Buffer>], kept: &[usize]) -> Result<Call> {
         self.handle.check()?;
         self.check(arguments)?;
-        let plugin = &self.handle.plugin;
-        let lists: Vec<Vec<_>> =
-            arguments.iter().map(|list| list.iter().map(|buffer| buffer.raw()).collect()).collect();
-        let pointers: Vec<_> = lists.iter().map(Vec::as_ptr).collect();
-        let mut outputs = vec![vec![ptr::null_mut(); self.outputs.len()]; self.devices];
-        let output_lists: Vec<_> = outputs.iter_mut().map(|list| list.as_mut_ptr()).collect();
-        let mut done = vec![ptr::null_mut(); self.devices];
-        let kept: Vec<i64> = kept.iter().map(|&index| index as i64).collect();
-        let mut options = PJRT_ExecuteOptions {
-            non_donatable_input_indices: kept.as_ptr(),
-            num_non_donatable_input_indices: kept.len(),
-            ..CStruct::new()
-        };
-        // SAFETY: executable and arguments are the plugin's, as `check` has checked; all lists have
-        // the stated lengths and live until the call returns; those that it fills have room for all
-        // outputs, whose number `outputs` has checked, and for an event of each device.
-        unsafe {
-            call!(
-                plugin,
-                PJRT_LoadedExecutable_Execute {
-                    executable: self.raw,
-                    options: &mut options,
-                    argument_lists: pointers.as_ptr(),
-                    num_devices: self.devices,
-                    num_args: arguments.first().map_or(0, Vec::len),
-                    output_lists: output_lists.as_ptr(),
-                    device_complete_events: done.as_mut_ptr(),
-                }
-            )
-        }
-        .map_err(|e| self.explain(e))?;
+        Ok(Call {
+            executable: self.raw,
+            arguments: arguments.iter().map(|list| list.iter().map(|b| b.raw()).collect()).collect(),
+            kept: kept.iter().map(|&index| index as i64).collect(),
+            outputs: vec![vec![ptr::null_mut(); self.outputs.len()]; self.devices.len()],
+            done: vec![ptr::null_mut(); self.devices.len()],
+        })
+    }
+
+    /// Takes over the results of a call.
+    fn finish(&self, call: Call, result: Result<()>) -> Result<Execution> {
+        result.map_err(|e| self.explain(e))?;
         let buffer = |(raw, (dtype, sizes)): (_, &(DType, Vec<usize>))| {
             Buffer::new(&self.handle, raw, *dtype, sizes.clone())
         };
         let outputs =
-            outputs.into_iter().map(|list| list.into_iter().zip(&self.outputs).map(buffer).collect());
-        let done = done.into_iter().map(|raw| Event::new(&self.handle, raw));
+            call.outputs.into_iter().map(|list| list.into_iter().zip(&self.outputs).map(buffer).collect());
+        let done = call.done.into_iter().map(|raw| Event::new(&self.handle, raw));
         Ok(Execution { outputs: outputs.collect(), done: done.collect() })
     }
 
@@ -181,8 +284,8 @@ impl Executable {
     }
 
     fn check(&self, arguments: &[Vec<&Buffer>]) -> Result<()> {
-        if arguments.len() != self.devices {
-            let (given, needed) = (arguments.len(), self.devices);
+        if arguments.len() != self.devices.len() {
+            let (given, needed) = (arguments.len(), self.devices.len());
             let why =
                 format!("the program runs on {needed} devices, but {given} lists of arguments were given");
             return Err(Error::argument(why));
@@ -210,8 +313,17 @@ impl Drop for Executable {
 
 impl fmt::Debug for Executable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Executable({} devices, outputs {:?})", self.devices, self.outputs)
+        write!(f, "Executable({} devices, outputs {:?})", self.devices.len(), self.outputs)
     }
+}
+
+fn device_id(handle: &Arc<Handle>, device: *mut PJRT_Device) -> Result<i64> {
+    // SAFETY: device and description are the client's.
+    let args = unsafe {
+        let of = call!(handle.plugin, PJRT_Device_GetDescription { device })?.device_description;
+        call!(handle.plugin, PJRT_DeviceDescription_Id { device_description: of })?
+    };
+    Ok(i64::from(args.id))
 }
 
 fn outputs(handle: &Arc<Handle>, executable: *mut PJRT_Executable) -> Result<Vec<(DType, Vec<usize>)>> {

@@ -39,6 +39,8 @@
 //! | `discovery` | [`find_plugins`]: where plugins are searched for |
 //! | `plugin` | [`Plugin`]: loading a plugin, checking its version, calling its functions |
 //! | `client` | [`Client`]: devices, compilation, uploads |
+//! | `distributed`, `key_value_store` | [`DistributedOptions`], [`KeyValueStore`]: clients of several processes |
+//! | `key_value_callbacks` | the functions through which plugins call a store |
 //! | `compile_options`, `option_value` | [`CompileOptions`], [`OptionValue`] |
 //! | `executable` | [`Executable`], [`Execution`], [`PlannedMemory`] |
 //! | `device`, `buffer`, `download`, `event` | [`Device`], [`Buffer`], [`Download`], [`Event`] |
@@ -55,12 +57,15 @@ mod compile_options;
 mod deadline;
 mod device;
 mod discovery;
+mod distributed;
 mod download;
 mod dtype;
 mod error;
 mod event;
 mod executable;
 mod exit;
+mod key_value_callbacks;
+mod key_value_store;
 mod option_value;
 mod plugin;
 
@@ -71,9 +76,11 @@ pub use device::{Device, MemoryStats};
 #[doc(hidden)]
 pub use discovery::{FoundPlugin, PACKAGED_PLUGINS, PackagedPlugin, PluginSource};
 pub use discovery::{find_plugin, find_plugins, plugin_folder};
+pub use distributed::DistributedOptions;
 pub use download::Download;
 pub use event::Event;
 pub use executable::{Executable, Execution, PlannedMemory};
+pub use key_value_store::KeyValueStore;
 pub use option_value::OptionValue;
 pub use plugin::Plugin;
 

@@ -5,7 +5,7 @@ mod cpu;
 
 use std::time::Duration;
 use tensorpack_pjrt::CompileOptions;
-use tensorpack_tensor::{ErrorKind, HostTensor};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor};
 
 #[test]
 fn a_wait_times_out_and_the_client_is_abandoned() {
@@ -36,6 +36,21 @@ fn a_wait_times_out_and_the_client_is_abandoned() {
     let run = program.execute(&[vec![&x]]).unwrap();
     let download = run.outputs[0][0].start_download().unwrap();
     assert!(!download.is_ready().unwrap());
+    // An error of the check ends the wait, and the client stays usable.
+    let gone = || Err(Error::new(ErrorKind::Peer, "rank 1 is gone"));
+    let e = run.done[0].wait_checking(Duration::from_secs(3600), gone).unwrap_err();
+    assert_eq!((e.kind(), e.message()), (ErrorKind::Peer, "rank 1 is gone"));
+    let mut checks = 0;
+    let count = || {
+        checks += 1;
+        if checks == 3 { gone() } else { Ok(()) }
+    };
+    assert_eq!(
+        run.done[0].wait_checking(Duration::from_secs(3600), count).unwrap_err().kind(),
+        ErrorKind::Peer
+    );
+    assert_eq!(checks, 3);
+    assert!(!download.is_ready().unwrap());
     let e = download.wait(Duration::from_micros(10)).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Deadline);
     assert!(e.message().starts_with("a device did not finish its work within"), "{e}");
@@ -43,4 +58,5 @@ fn a_wait_times_out_and_the_client_is_abandoned() {
     assert!(e.message().contains("abandoned"), "{e}");
     assert!(client.upload(&HostTensor::scalar(1.0f32), &device).is_err());
     assert!(run.done[0].wait(Duration::from_secs(1)).is_err());
+    assert!(run.done[0].wait_checking(Duration::from_secs(1), || Ok(())).is_err());
 }

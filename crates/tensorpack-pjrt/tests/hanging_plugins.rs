@@ -8,7 +8,7 @@ mod fake_plugin;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use tensorpack_pjrt::{Client, Plugin};
+use tensorpack_pjrt::{Client, CompileOptions, Plugin};
 use tensorpack_tensor::{Error, ErrorKind};
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -35,9 +35,10 @@ enum Hang {
     Function(usize),
 }
 
-/// The positions of two functions in the table.
+/// The positions of functions in the table.
 const INITIALIZE: usize = 3;
 const CREATE_CLIENT: usize = 10;
+const EXECUTE: usize = 55;
 
 fn plugin(folder: &Path, name: &str, hang: Hang) -> PathBuf {
     let at = match hang {
@@ -106,6 +107,26 @@ fn a_call_that_hangs_is_an_error_after_the_deadline() {
         assert_eq!(e.kind(), ErrorKind::Interrupted, "{e}");
     }
     assert!(begun.elapsed() < Duration::from_secs(30));
+    // The start of a program, which waits for other processes.
+    let open = Plugin::open(&plugin(dir.path(), "execute", Hang::Function(EXECUTE))).unwrap();
+    let compile = || {
+        let client = Client::new(&open, &[]).unwrap();
+        let program = client.compile("", &CompileOptions::new()).unwrap();
+        (client, program)
+    };
+    let (client, program) = compile();
+    check(short, || program.execute_checking(&[], &[], short, || Ok(())), &["did not start"]);
+    assert!(client.compile("", &CompileOptions::new()).unwrap_err().message().contains("abandoned"));
+    let (client, program) = compile();
+    let begun = Instant::now();
+    let gone = || match begun.elapsed() < short {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Peer, "rank 1 is gone")),
+    };
+    let e = program.execute_checking(&[], &[], Duration::from_secs(3600), gone).unwrap_err();
+    assert_eq!((e.kind(), e.message()), (ErrorKind::Peer, "rank 1 is gone"));
+    assert!(begun.elapsed() >= short);
+    assert!(client.compile("", &CompileOptions::new()).unwrap_err().message().contains("abandoned"));
 
     // The plugin itself. The loader's lock stays taken after the last of them.
     for (name, hang) in

@@ -3,9 +3,12 @@
 mod cpu;
 
 use cpu::client;
+use std::sync::Arc;
 use std::time::Duration;
-use tensorpack_pjrt::{Buffer, Client, CompileOptions, Execution, OptionValue, Plugin};
-use tensorpack_tensor::{DType, ErrorKind, HostTensor, bf16};
+use tensorpack_pjrt::{
+    Buffer, Client, CompileOptions, DistributedOptions, Execution, KeyValueStore, OptionValue, Plugin,
+};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, bf16};
 use tensorpack_testing::plugin_for_tests;
 
 /// Long enough for a loaded machine; a hang fails.
@@ -31,13 +34,81 @@ fn a_plugin_reports_its_version_and_devices() {
     let (major, minor) = plugin.api_version();
     assert_eq!(major, 0);
     assert!(minor >= 57);
-    assert!(std::sync::Arc::ptr_eq(&plugin, &Plugin::open(plugin.path()).unwrap()));
+    assert!(Arc::ptr_eq(&plugin, &Plugin::open(plugin.path()).unwrap()));
     let client = Client::new(&plugin, &[("cpu_device_count", OptionValue::Int(3))]).unwrap();
     assert_eq!(client.platform_name().unwrap(), "cpu");
     assert_eq!(client.devices().len(), 3);
     let ids: Vec<_> = client.devices().iter().map(|device| device.id()).collect();
     assert_eq!(ids, [0, 1, 2]);
     assert!(!client.devices()[0].kind().is_empty());
+    assert_eq!(client.process_index().unwrap(), 0);
+    let all: Vec<_> = client.global_devices().iter().map(|device| device.id()).collect();
+    assert_eq!(all, ids, "there is one process");
+    assert!(client.global_devices().iter().all(|d| d.process_index() == 0 && d.is_addressable()));
+}
+
+/// A store that nobody else uses.
+struct NoOthers;
+
+impl KeyValueStore for NoOthers {
+    fn get(&self, key: &str, _: Duration) -> Result<Vec<u8>> {
+        Err(Error::new(ErrorKind::Peer, format!("rank 1 is gone, so {key:?} has no value")))
+    }
+
+    fn try_get(&self, _: &str) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    fn put(&self, _: &str, _: &[u8]) -> Result<bool> {
+        Ok(true)
+    }
+}
+
+/// XLA's CPU plugin has no collectives between processes.
+#[test]
+fn a_client_of_several_processes_is_refused() {
+    let Some(plugin) = plugin_for_tests("cpu") else { return };
+    let options = DistributedOptions::new(0, 2, Arc::new(NoOthers));
+    let e = Client::new_distributed(&plugin, &[], &options, LIMIT, &|| Ok(())).unwrap_err();
+    println!("{e}");
+    assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+    let e =
+        Client::new_distributed(&plugin, &[], &DistributedOptions::mock(0), LIMIT, &|| Ok(())).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+}
+
+/// The CPU plugin ignores the state of processes, but checks the structs that carry it.
+#[test]
+fn the_state_of_processes_is_passed_to_the_plugin() {
+    let Some(plugin) = plugin_for_tests("cpu") else { return };
+    let options = DistributedOptions::new(0, 1, Arc::new(NoOthers)).abort_collectives_on_failure(true);
+    let two = [("cpu_device_count", OptionValue::Int(2))];
+    let client = Client::new_distributed(&plugin, &two, &options, LIMIT, &|| Ok(())).unwrap();
+    let program = client.compile(&all_reduce(2), &CompileOptions::new().replicas(2)).unwrap();
+    assert_eq!(program.device_ids(), [0, 1]);
+    let x = HostTensor::new([4], vec![1.5f32; 4]).unwrap();
+    let x: Vec<_> = client.devices().iter().map(|device| client.upload(&x, device).unwrap()).collect();
+    let sums = || {
+        let run = program.execute(&[vec![&x[0]], vec![&x[1]]]).unwrap();
+        run.outputs[1][0].download(LIMIT).unwrap().to_f64_vec()
+    };
+    assert_eq!(sums(), [3.0; 4]);
+    let lists = [vec![&x[0]], vec![&x[1]]];
+    let run = program.execute_checking(&lists, &[], LIMIT, || Ok(())).unwrap();
+    assert_eq!(run.outputs[0][0].download(LIMIT).unwrap().to_f64_vec(), [3.0; 4]);
+    let e = program.execute_checking(&lists[..1], &[], LIMIT, || Ok(())).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+    client.abort_collectives(0, "the process of this test is gone").unwrap();
+    assert_eq!(client.abort_collectives(1, "").unwrap_err().kind(), ErrorKind::Argument);
+    assert_eq!(sums(), [3.0; 4]);
+}
+
+#[test]
+fn collectives_of_one_process_cannot_be_aborted() {
+    let Some(client) = client(2) else { return };
+    let e = client.abort_collectives(1, "rank 1 is gone").unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+    assert!(client.store_error().is_none());
 }
 
 #[test]
@@ -160,6 +231,8 @@ fn replicas_sum_over_all_devices() {
         let options = CompileOptions::new().replicas(n).devices(devices.clone());
         let program = client.compile(&all_reduce(n), &options).unwrap();
         assert_eq!(program.devices(), n);
+        let ids: Vec<i64> = if devices.is_empty() { (0..8).collect() } else { devices.clone() };
+        assert_eq!(program.device_ids(), ids, "the order of replicas");
         let places: Vec<usize> = match devices.is_empty() {
             true => (0..n).collect(),
             false => devices.iter().map(|&id| id as usize).collect(),

@@ -466,6 +466,10 @@ impl Shared {
                 self.send_all(&state, reply.into_iter().collect());
                 self.changed.notify_all();
             }
+            Request::Remove { id, key } => {
+                state.store.remove(&key);
+                self.send(&state, rank, &Reply::Done { id });
+            }
             Request::Barrier { id, name, timeout } => {
                 let replies = match state.left().first() {
                     Some(gone) => {

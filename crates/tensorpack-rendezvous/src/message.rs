@@ -61,6 +61,10 @@ pub(crate) enum Request {
         id: u64,
         key: String,
     },
+    Remove {
+        id: u64,
+        key: String,
+    },
     Barrier {
         id: u64,
         name: String,
@@ -189,6 +193,9 @@ impl Request {
             Request::Leave { id } => {
                 out.kind(11).u64(*id);
             }
+            Request::Remove { id, key } => {
+                out.kind(12).u64(*id).text(key, MAX_KEY_BYTES);
+            }
         }
         out.0
     }
@@ -221,6 +228,7 @@ impl Request {
             9 => Request::Promise { last: d.option()? },
             10 => Request::Peers { id: d.u64()? },
             11 => Request::Leave { id: d.u64()? },
+            12 => Request::Remove { id: d.u64()?, key: d.text(MAX_KEY_BYTES)? },
             _ => return None,
         };
         d.0.is_empty().then_some(request)
@@ -504,6 +512,7 @@ fn samples() -> (Vec<Request>, Vec<Reply>) {
         Request::Promise { last: Some(4) },
         Request::Peers { id },
         Request::Leave { id },
+        Request::Remove { id, key: text() },
     ];
     let replies = vec![
         Reply::Challenge { version: VERSION, nonce, proof },
@@ -540,7 +549,7 @@ mod tests {
             assert_eq!(Reply::decode(&reply.encode()).as_ref(), Some(reply));
         }
         let mut kinds: Vec<u8> = requests.iter().map(|m| m.encode()[0]).collect();
-        assert_eq!(kinds, (0..12).collect::<Vec<u8>>());
+        assert_eq!(kinds, (0..13).collect::<Vec<u8>>());
         kinds = replies.iter().map(|m| m.encode()[0]).collect();
         assert_eq!(kinds, (0..14).collect::<Vec<u8>>());
     }

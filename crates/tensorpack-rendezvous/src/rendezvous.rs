@@ -242,6 +242,15 @@ impl Rendezvous {
         }
     }
 
+    /// Removes a value, if there is one: all values together take a limited amount of memory.
+    pub fn remove(&self, key: &str) -> Result<()> {
+        check_key(key)?;
+        match self.request(Duration::ZERO, |id| Request::Remove { id, key: key.into() })? {
+            Reply::Done { .. } => Ok(()),
+            reply => Err(unexpected(reply)),
+        }
+    }
+
     /// Waits until all ranks have called this with the same name, at most for `timeout`. Returns
     /// [`ErrorKind::Deadline`] with the ranks that are missing and what they are doing, and
     /// [`ErrorKind::Argument`] if one of them has left. A name can be used again.

@@ -51,6 +51,13 @@ impl Store {
         replies
     }
 
+    /// Removes a value, if there is one.
+    pub(crate) fn remove(&mut self, key: &str) {
+        if let Some(value) = self.values.remove(key) {
+            self.bytes -= key.len() + value.len() + ENTRY_BYTES;
+        }
+    }
+
     /// Returns the value, or `NotFound`.
     pub(crate) fn try_get(&self, rank: u32, id: u64, key: &str) -> ReplyTo {
         match self.values.get(key) {
@@ -113,6 +120,19 @@ mod tests {
         );
         assert_eq!(store.put(1, 5, "k".into(), vec![]), [(1, Reply::Exists { id: 5 })]);
         assert_eq!(store.get(1, 6, "k".into(), later), Some((1, Reply::Value { id: 6, value })));
+    }
+
+    #[test]
+    fn a_value_that_is_removed_takes_no_memory() {
+        let mut store = Store::default();
+        store.put(0, 1, "a".into(), vec![0; 100]);
+        let before = store.bytes;
+        store.put(0, 2, "key".into(), vec![1; 1000]);
+        store.remove("key");
+        store.remove("never");
+        assert_eq!(store.bytes, before);
+        assert_eq!(store.try_get(1, 3, "key"), (1, Reply::NotFound { id: 3 }));
+        assert_eq!(store.put(1, 4, "key".into(), vec![]), [(1, Reply::Done { id: 4 })]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The CPU engine's entry in the registry: thread teams of this process, `cpu:N`.
 
 use super::engine::{CpuOptions, cpu_executor};
+use crate::graph::Frozen;
 use crate::runtime::engine::{Engine, parse_index};
 use crate::runtime::executor::Executor;
 use crate::runtime::{Device, SessionOptions, Turns, available_memory};
@@ -48,7 +49,7 @@ impl Engine for CpuEngine {
         }
     }
 
-    fn create(&self, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>> {
+    fn create(&self, _: &Frozen, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>> {
         if let Some(threads) = options.threads.filter(|&n| n > MAX_THREADS) {
             let why = format!("{threads} threads per tower: expected at most {MAX_THREADS}");
             return Err(Error::argument(why).note("leave it out to use the cores of the machine"));

@@ -17,12 +17,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Compiles `text` for the devices in the options. Logs compilations that take long.
 ///
 /// A compilation cannot be canceled, so it runs in its own thread. If the process is interrupted
-/// meanwhile, this function returns an error at once and abandons the thread.
+/// meanwhile, this function returns an error at once and abandons the thread. So it does if another
+/// process of the run fails and the program `spans_processes`. Others go on: the search for a value
+/// that is not finite must name it although all processes fail.
 pub(super) fn compile(
     target: &Target,
     text: &str,
     options: CompileOptions,
     name: &str,
+    spans_processes: bool,
 ) -> Result<Executable> {
     let started = Instant::now();
     let (send, made) = channel();
@@ -35,11 +38,16 @@ pub(super) fn compile(
     let mut next_message = FIRST_MESSAGE;
     let made = loop {
         match made.recv_timeout(POLL_INTERVAL) {
-            Ok(made) => break made?,
+            Ok(made) => break made.map_err(|e| target.explain(e))?,
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::new(ErrorKind::Engine, format!("XLA's compiler for {name} panicked")));
             }
-            Err(RecvTimeoutError::Timeout) => target.interrupt.check()?,
+            Err(RecvTimeoutError::Timeout) => {
+                target.interrupt.check()?;
+                if spans_processes {
+                    target.check_peers()?;
+                }
+            }
         }
         if started.elapsed() >= next_message {
             log::info!("XLA compiles for {name}, {:.0} s so far", started.elapsed().as_secs_f64());

@@ -3,6 +3,7 @@
 use super::executor::XlaExecutor;
 use super::platform::Platform;
 use super::target::XlaOptions;
+use crate::graph::Frozen;
 use crate::runtime::engine::{Engine, device_mismatch, parse_index};
 use crate::runtime::executor::Executor;
 use crate::runtime::{Device, SessionOptions, Turns};
@@ -43,6 +44,10 @@ impl Engine for XlaEngine {
         false
     }
 
+    fn supports_process_groups(&self) -> bool {
+        true
+    }
+
     fn check_towers(&self, devices: &[Device]) -> Result<()> {
         let Some(&first) = devices.first() else { return Ok(()) };
         let (platform, index) = parts(first)?;
@@ -55,15 +60,15 @@ impl Engine for XlaEngine {
         Ok(())
     }
 
-    fn create(&self, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
+    fn create(&self, graph: &Frozen, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
         let (platform, index) = parts(options.device)?;
-        let interrupt = &options.interrupt;
+        let (group, interrupt) = (options.process_group.as_ref(), &options.interrupt);
         let options = XlaOptions {
             memory_limit: options.memory_limit,
             deadline: options.deadline,
             full_precision: options.full_precision,
             deterministic: options.deterministic,
         };
-        Ok(Box::new(XlaExecutor::open(platform, index, options, interrupt)?))
+        Ok(Box::new(XlaExecutor::open(platform, index, options, group, graph.towers(), interrupt)?))
     }
 }

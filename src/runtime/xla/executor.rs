@@ -5,12 +5,13 @@ use super::program::{XlaProgram, lock};
 use super::staging::StagedFeeds;
 use super::target::{Target, XlaOptions};
 use super::variables::Variables;
+use crate::distributed::ProcessGroup;
 use crate::graph::VariableInfo;
 use crate::runtime::executor::{Executable, Executor, Feed, RunInfo, SavedValue, check_value};
 use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging};
 use std::sync::{Arc, Mutex};
 use tensorpack_pjrt::Buffer;
-use tensorpack_tensor::{Error, HostTensor, Result, element_count};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, element_count};
 
 /// An executor on the devices of a platform.
 pub(in crate::runtime) struct XlaExecutor {
@@ -25,9 +26,11 @@ impl XlaExecutor {
         platform: Platform,
         index: usize,
         options: XlaOptions,
+        group: Option<&Arc<ProcessGroup>>,
+        towers: usize,
         interrupt: &Interrupt,
     ) -> Result<XlaExecutor> {
-        let target = Target::open(platform, index, options, interrupt)?;
+        let target = Target::open(platform, index, options, group, towers, interrupt)?;
         Ok(XlaExecutor { staged: StagedFeeds::new(&target), target, variables: Arc::default() })
     }
 
@@ -91,7 +94,7 @@ impl Executor for XlaExecutor {
         let program = self.program(&lowered, Purpose::FindNonFinite)?;
         for (launch, towers) in program.launches.iter().zip(program.launch(run, feeds)?) {
             for outputs in towers {
-                let finite = outputs[0].download(self.target.options.deadline)?;
+                let finite = self.target.wait(outputs[0].start_download()?)?;
                 let finite = finite.as_slice::<bool>()?;
                 let results = launch.module.tested.iter().zip(finite).filter(|(_, finite)| !**finite);
                 let found =
@@ -101,7 +104,11 @@ impl Executor for XlaExecutor {
                 }
             }
         }
-        Ok(None)
+        Ok(self.target.replicas(1).map(|_| {
+            let why =
+                "a gradient or cost is not finite in a tower of another process, or in the sum over all";
+            Error::new(ErrorKind::NotFinite, why)
+        }))
     }
 }
 
@@ -136,7 +143,7 @@ mod tests {
             full_precision: true,
             deterministic: true,
         };
-        let mut executor = XlaExecutor::open(Platform::Cpu, 0, options, &Interrupt::new()).unwrap();
+        let mut executor = XlaExecutor::open(Platform::Cpu, 0, options, None, 1, &Interrupt::new()).unwrap();
         executor.create_variables(graph.variables(), 0).unwrap();
         let request = request(&[Fetch::from(&double)], &[]);
         let mut program = executor.compile(&Source::new(&graph, &request, Reading::InPlace)).unwrap();

@@ -10,9 +10,10 @@ use super::variables::Variables;
 use crate::kir::GatherKind;
 use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::value_errors;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt as pjrt;
-use tensorpack_tensor::{Error, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// A program that can be launched.
 pub(super) struct Launch {
@@ -24,6 +25,9 @@ pub(super) struct Launch {
     /// The constant arguments of each tower, in order.
     constants: Vec<Vec<pjrt::Buffer>>,
     cache: Mutex<ArgumentCache>,
+    /// Whether some of its replicas are on devices of other processes.
+    spans_processes: bool,
+    was_started: AtomicBool,
 }
 
 impl Launch {
@@ -31,8 +35,16 @@ impl Launch {
     pub(super) fn new(spmd: &SpmdProgram, purpose: Purpose, target: &Target, first: usize) -> Result<Launch> {
         let module = module(spmd, purpose, target.options.full_precision, target.keeps_barriers())?;
         let towers = first..first + spmd.towers.len();
-        let options = target.compile_options(towers.clone())?;
-        let executable = compile(target, &module.text, options, &target.name(first))?;
+        let local = target.device_ids(towers.clone())?;
+        let replicas = spmd.replicas.as_ref().map_or(&local, |replicas| &replicas.devices);
+        let options = target.compile_options(replicas.clone());
+        let executable =
+            compile(target, &module.text, options, &target.name(first), spmd.replicas.is_some())?;
+        if executable.device_ids() != local {
+            let (found, name) = (executable.device_ids(), target.name(first));
+            let why = format!("XLA compiled a program for devices {found:?} of this process, not {local:?}");
+            return Err(Error::new(ErrorKind::Engine, why).within(name));
+        }
         if let Ok(planned) = executable.memory() {
             // Arguments are allocated already, or small.
             let more = planned.total().saturating_sub(planned.arguments) as usize;
@@ -53,6 +65,8 @@ impl Launch {
             constants,
             module,
             cache: Mutex::default(),
+            spans_processes: spmd.replicas.is_some(),
+            was_started: AtomicBool::new(false),
         })
     }
 
@@ -87,7 +101,7 @@ impl Launch {
             |argument: &Argument| matches!(argument, Argument::Variable(v) if variables.is_saved(*v));
         let kept = self.module.arguments.iter().enumerate().filter(|(_, argument)| is_saved(argument));
         let kept: Vec<usize> = kept.map(|(index, _)| index).collect();
-        let mut results = self.executable.execute_without_donating(&arguments, &kept)?.outputs;
+        let mut results = self.execute(&arguments, &kept, target)?.outputs;
         let updated = &self.module.updated;
         let mut rest: Vec<Vec<pjrt::Buffer>> =
             results.iter_mut().map(|outputs| outputs.split_off(updated.len())).collect();
@@ -96,6 +110,26 @@ impl Launch {
             variables.update(updated, results, ok, target)?;
         }
         Ok(rest)
+    }
+
+    /// Starts the program. The first start on devices of several processes waits for all of them, so it
+    /// is watched.
+    fn execute(
+        &self,
+        arguments: &[Vec<&pjrt::Buffer>],
+        kept: &[usize],
+        target: &Target,
+    ) -> Result<pjrt::Execution> {
+        let executed = match self.spans_processes && !self.was_started.load(Ordering::Relaxed) {
+            false => self.executable.execute_without_donating(arguments, kept),
+            true => {
+                let (deadline, check) = (target.options.deadline, || target.check_aborted());
+                self.executable.execute_checking(arguments, kept, deadline, check)
+            }
+        };
+        let executed = executed.map_err(|e| target.explain(e))?;
+        self.was_started.store(true, Ordering::Relaxed);
+        Ok(executed)
     }
 
     /// Uploads the arguments of a tower that may differ from run to run.
@@ -159,5 +193,169 @@ impl Launch {
             )
         });
         planned + &self.module.text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::module::{Purpose, module};
+    use super::super::replicas::Replicas;
+    use super::super::spmd::merge_towers;
+    use super::*;
+    use crate::autodiff::gradients;
+    use crate::graph::{Fetch, Frozen, Graph, Init, Op, TensorSpec, VariableSpec};
+    use crate::runtime::session::request;
+    use crate::runtime::snapshot::Reading;
+    use crate::runtime::{Device, Platform, Session, SessionOptions, Source};
+    use crate::tower::TowerContext;
+    use std::ops::Range;
+    use std::time::Duration;
+    use tensorpack_pjrt::{Client, CompileOptions, OptionValue};
+    use tensorpack_tensor::{CounterRng, DType};
+
+    const ROWS: usize = 6;
+
+    /// A step of the towers `here` of `total`: dropout, averaged gradients, variables that the first
+    /// tower updates from its cost and from its feed, and one that is random but the same everywhere.
+    fn graph(here: Range<usize>, total: usize) -> (Frozen, Vec<Op>) {
+        let graph = Graph::new();
+        let mut step = Vec::new();
+        let noise = graph.constant(HostTensor::new([4], vec![0.0f64; 4]).unwrap());
+        let noise = noise.random_uniform_like(DType::F64).mean();
+        for (i, index) in here.clone().enumerate() {
+            let t = TowerContext::in_process(&graph, index, total, here.clone());
+            let x = graph.placeholder(&TensorSpec::new(format!("x{i}"), DType::F64, [None, Some(3)]));
+            t.build(|t| {
+                let init =
+                    Init::Value(HostTensor::new([3, 2], vec![0.5f64, -1.0, 2.0, 0.25, 1.5, -0.75]).unwrap());
+                let w = t.variable(VariableSpec::new("w", [3, 2]).dtype(DType::F64).init(init));
+                let scalar = |name| t.variable(VariableSpec::new(name, []).dtype(DType::F64).non_trainable());
+                let (costs, means, walk) = (scalar("costs"), scalar("means"), scalar("walk"));
+                let cost = x.dropout(0.5).matmul(w.value()).square().mean();
+                let gradient = gradients(&cost, &[w.value()]).unwrap().remove(0).unwrap();
+                let mean = t.all_reduce_mean("mean", &gradient);
+                if t.is_main_training_tower() {
+                    step.push(w.update(|w| w - &mean * 0.125));
+                    step.push(costs.update(|before| before * 0.5 + &cost));
+                    step.push(means.update(|before| before * 0.5 + x.mean()));
+                    step.push(walk.update(|before| before + &noise));
+                }
+            });
+        }
+        (graph.freeze().unwrap(), step)
+    }
+
+    fn batch(tower: usize) -> HostTensor {
+        let rng = CounterRng::new(3, "rows");
+        let first = (tower * ROWS * 3) as u64;
+        HostTensor::new([ROWS, 3], (0..ROWS as u64 * 3).map(|i| rng.normal(0, first + i)).collect()).unwrap()
+    }
+
+    const RUN: RunInfo = RunInfo { seed: 7, draw: 0 };
+
+    /// The variables after a step of `total` towers of one process.
+    fn one_process(total: usize) -> Vec<HostTensor> {
+        let (graph, step) = graph(0..total, total);
+        let device = Device::Xla { platform: Platform::Cpu, index: 0 };
+        let options = SessionOptions { device, seed: RUN.seed, ..SessionOptions::default() };
+        let session = Session::with(graph, options).unwrap();
+        let fed: Vec<(String, HostTensor)> = (0..total).map(|t| (format!("x{t}"), batch(t))).collect();
+        let feeds: Vec<(&str, &HostTensor)> = fed.iter().map(|(name, value)| (&name[..], value)).collect();
+        let mut program = crate::runtime::StepProgram::new(&[&step[0], &step[1], &step[2], &step[3]]);
+        let clock = crate::runtime::Clock { global_step: 1, last_of_epoch: true };
+        program.run(&session, clock, &feeds).unwrap();
+        ["w", "costs", "means", "walk"].map(|name| session.read(name).unwrap()).into()
+    }
+
+    /// The module of all ranks and the towers of each.
+    fn ranks(local: usize, replicas: &Replicas, size: usize) -> (Module, Vec<SpmdProgram>) {
+        let spmd = |rank: usize| {
+            let (graph, step) = graph(rank * local..(rank + 1) * local, local * size);
+            let graph = Arc::new(graph);
+            let fetches: Vec<Fetch> = step.iter().map(Fetch::from).collect();
+            let fed: Vec<(String, HostTensor)> = (0..local).map(|t| (format!("x{t}"), batch(t))).collect();
+            let feeds: Vec<(&str, &HostTensor)> =
+                fed.iter().map(|(name, value)| (&name[..], value)).collect();
+            let request = request(&fetches, &feeds);
+            let lowered = Source::new(&graph, &request, Reading::InPlace).lower().unwrap();
+            merge_towers(&lowered).unwrap().on_all_processes(replicas.clone())
+        };
+        let ranks: Vec<SpmdProgram> = (0..size).map(spmd).collect();
+        let modules: Vec<Module> =
+            ranks.iter().map(|spmd| module(spmd, Purpose::Run, true, false).unwrap()).collect();
+        for (rank, module) in modules.iter().enumerate() {
+            let lines = module.text.lines().zip(modules[0].text.lines());
+            let different: Vec<(&str, &str)> = lines.filter(|(own, first)| own != first).collect();
+            assert_eq!(different, [], "rank {rank} compiles another program than rank 0");
+            assert_eq!(module.text.len(), modules[0].text.len());
+        }
+        (modules.into_iter().next().unwrap(), ranks)
+    }
+
+    /// Runs the replicas of several ranks on the devices of one process, with the arguments that each
+    /// rank would pass, and compares the variables with those of one process with as many towers.
+    #[test]
+    fn ranks_compute_what_one_process_computes() {
+        let Some(plugin) = tensorpack_testing::plugin_for_tests("cpu") else { return };
+        let client = Client::new(&plugin, &[("cpu_device_count", OptionValue::Int(4))]).unwrap();
+        // The device ids of each rank's towers.
+        let cases = [
+            vec![vec![0], vec![1]],
+            vec![vec![1], vec![0]],
+            vec![vec![0, 1], vec![2, 3]],
+            vec![vec![2, 3], vec![0, 1]],
+            vec![vec![0], vec![2], vec![1], vec![3]],
+        ];
+        for ids in cases {
+            let (size, local) = (ids.len(), ids[0].len());
+            let expected = one_process(size * local);
+            let mut devices: Vec<i64> = ids.iter().flatten().copied().collect();
+            devices.sort_unstable();
+            let first = devices.iter().position(|id| *id == ids[0][0]).unwrap();
+            let replicas = Replicas { devices: devices.clone(), first };
+            let (module, ranks) = ranks(local, &replicas, size);
+            let options = CompileOptions::new().replicas(devices.len()).devices(devices.clone());
+            let executable = client.compile(&module.text, &options).unwrap();
+            let argument = |id: i64, argument: &Argument| {
+                let rank = ids.iter().position(|of| of.contains(&id)).unwrap();
+                let tower = ids[rank].iter().position(|of| *of == id).unwrap();
+                let own = &ranks[rank].towers[tower];
+                let number = |n: u64| HostTensor::scalar(n as i64);
+                let (graph, _) = graph(rank * local..(rank + 1) * local, local * size);
+                let value = match argument {
+                    Argument::Variable(v) => {
+                        let v = &graph.variables()[*v];
+                        v.init.value(RUN.seed, &v.name, v.dtype, &v.sizes).unwrap()
+                    }
+                    Argument::PriorStepsOk => HostTensor::scalar(true),
+                    Argument::Feed(i) => batch(rank * local + own.feed(*i)),
+                    Argument::Constant(value) => value.clone(),
+                    Argument::Seed => number(RUN.seed),
+                    Argument::Draw => number(RUN.draw),
+                    Argument::Zero => number(0),
+                    Argument::RandomOffset(stream) => {
+                        number(own.random_offsets.get(stream).copied().unwrap_or(0) as u64)
+                    }
+                };
+                client.upload(&value, &client.devices()[id as usize]).unwrap()
+            };
+            let uploaded: Vec<Vec<pjrt::Buffer>> = devices
+                .iter()
+                .map(|&id| module.arguments.iter().map(|a| argument(id, a)).collect())
+                .collect();
+            let run =
+                executable.execute(&uploaded.iter().map(|list| list.iter().collect()).collect::<Vec<_>>());
+            for outputs in run.unwrap().outputs {
+                let long = Duration::from_secs(120);
+                for (&variable, output) in module.updated.iter().zip(&outputs) {
+                    let (found, expected) = (output.download(long).unwrap(), &expected[variable]);
+                    let pairs = found.to_f64_vec().into_iter().zip(expected.to_f64_vec());
+                    let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                    assert!(off < 1e-12, "{ids:?}, variable {variable}: {found:?} {expected:?}");
+                }
+                let report = outputs[module.updated.len() + module.fetches].download(long).unwrap();
+                assert_eq!(report.as_slice::<i64>().unwrap()[0], 1);
+            }
+        }
     }
 }

@@ -15,18 +15,23 @@ mod device;
 mod executor;
 mod expr;
 mod gather;
+mod key_value_store;
 mod launch;
 mod module;
+mod peer_watch;
 mod platform;
 mod pool;
 mod program;
 mod random;
 mod reduce;
+mod replicas;
 mod sort;
 mod spmd;
 mod stablehlo;
 mod staging;
 mod target;
+#[cfg(test)]
+mod test_ranks;
 mod variables;
 mod view;
 

@@ -6,6 +6,7 @@ use super::random::{self, Key, Offset};
 use super::spmd::SpmdProgram;
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
 use super::{bf16, collectives, cumsum, expr, pool, reduce, sort, view};
+use crate::graph::split_tower;
 use crate::kir::{
     self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
 };
@@ -202,7 +203,8 @@ impl<'a> ModuleWriter<'a> {
         }
         let seed = self.argument(Argument::Seed, DType::I64, &[]);
         let draw = self.argument(Argument::Draw, DType::I64, &[]);
-        let of_towers = random.into_iter().filter(|(_, continued)| *continued && self.spmd.towers.len() > 1);
+        let of_towers =
+            random.into_iter().filter(|(_, continued)| *continued && self.spmd.replica_count() > 1);
         let streams: Vec<&String> = of_towers.map(|(stream, _)| stream).collect();
         let given: Vec<Value> = streams
             .iter()
@@ -223,7 +225,9 @@ impl<'a> ModuleWriter<'a> {
     }
 
     fn kernel(&mut self, node: &KernelNode) -> Result<()> {
-        self.w.comment(&format!("{} {}", node.kernel.name(), node.origin.name));
+        // All towers, of all processes, run this program.
+        let name = split_tower(&node.origin.name).1;
+        self.w.comment(&format!("{} {name}", node.kernel.name()));
         let specs: Vec<(DType, Vec<usize>)> = node
             .outputs
             .iter()
@@ -319,7 +323,7 @@ impl<'a> ModuleWriter<'a> {
             }
             Kernel::AllReduce { input, .. } => {
                 let input = self.read(input);
-                vec![collectives::all_reduce(&mut self.w, "add", &input, self.spmd.towers.len())]
+                vec![collectives::all_reduce(&mut self.w, "add", &input, self.spmd.replica_count())]
             }
             Kernel::Custom { .. } => {
                 return Err(Error::new(ErrorKind::Unsupported, "this operation is not supported on XLA")
@@ -356,12 +360,12 @@ impl<'a> ModuleWriter<'a> {
         let mut checked: Vec<(Value, bool)> = fed.collect();
         checked.extend(program.finite.iter().map(|b| (self.values[b].clone(), false)));
         let varying = collectives::varying(self.spmd);
-        let count = self.spmd.towers.len();
+        let count = self.spmd.replica_count();
         let mut next = Vec::new();
         for u in &program.updates {
             let mut new = self.read(&u.value);
             if varying.contains(&u.value.buffer) {
-                new = collectives::from_first_tower(&mut self.w, &new, count);
+                new = collectives::from_first_tower(&mut self.w, &new, self.spmd);
             }
             if u.finite && new.element.is_float() {
                 checked.push((new.clone(), false));
@@ -376,13 +380,19 @@ impl<'a> ModuleWriter<'a> {
             finite = self.w.like("and", &[&finite, &finite_here]);
         }
         let ok = self.and_no_bad_index(&finite);
-        let ok = match &self.prior_steps_ok {
-            None => ok,
-            Some(prior) => {
-                let agreed = collectives::all_reduce_and(&mut self.w, &ok, count);
-                self.w.like("and", &[&agreed, prior])
-            }
-        };
+        let mut reported = finite;
+        let mut ok = ok;
+        if self.spmd.replicas.is_some() || self.prior_steps_ok.is_some() {
+            ok = collectives::all_reduce_and(&mut self.w, &ok, count);
+        }
+        if self.spmd.replicas.is_some() {
+            // The towers of other processes report to them. All processes must learn of the failure of
+            // any, so that they go on to run the same programs.
+            reported = ok.clone();
+        }
+        if let Some(prior) = &self.prior_steps_ok {
+            ok = self.w.like("and", &[&ok, prior]);
+        }
         let mut results = Vec::new();
         for (u, new) in program.updates.iter().zip(&next) {
             let is_variable =
@@ -401,7 +411,7 @@ impl<'a> ModuleWriter<'a> {
         }
         let updated: Vec<usize> = program.updates.iter().map(|u| u.variable).collect();
         results.extend(self.read_all(&program.fetches));
-        results.push(self.report(&finite));
+        results.push(self.report(&reported));
         results.extend(self.prior_steps_ok.is_some().then_some(ok));
         self.finish(updated, program.fetches.len(), results, Vec::new())
     }

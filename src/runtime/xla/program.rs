@@ -7,7 +7,7 @@ use super::spmd::{SpmdProgram, merge_towers};
 use super::staging::StagedFeeds;
 use super::target::Target;
 use super::variables::Variables;
-use crate::kir::{Kernel, Program};
+use crate::kir::{BufferKind, Kernel, KernelNode, Program};
 use crate::runtime::Lowered;
 use crate::runtime::executor::{Executable, Feed, Outcome, Pending, RunInfo, check_feeds};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,6 +60,18 @@ impl XlaProgram {
         lock(variables).replicate(target, lowered.programs().len())?;
         let (programs, fetches) = match merge_towers(lowered) {
             Ok(spmd) => {
+                let towers = spmd.towers.len();
+                let spmd = match target.replicas(towers) {
+                    // A search is each process's own, because only some may have found a value that is
+                    // not finite.
+                    Some(replicas)
+                        if purpose == Purpose::Run
+                            && !lowered.programs().iter().all(is_same_on_all_processes) =>
+                    {
+                        spmd.on_all_processes(replicas)
+                    }
+                    _ => spmd,
+                };
                 let source = |&(tower, at): &(usize, usize)| FetchSource { launch: 0, tower, index: at };
                 let fetches = spmd.fetches.iter().map(source).collect();
                 (vec![spmd], fetches)
@@ -112,11 +124,11 @@ impl XlaProgram {
 impl PendingRun {
     /// Waits for the reports of all towers. Returns whether all checked values were finite.
     fn wait_for_reports(&mut self) -> Result<bool> {
-        let wait = self.target.options.deadline;
         let mut finite = true;
         for (launch, reports) in self.launches.iter().zip(self.reports.drain(..)) {
             for report in reports {
-                finite &= launch.check_report(&report.wait(wait).map_err(|e| launch.explain(e))?)?;
+                let report = self.target.wait(report).map_err(|e| launch.explain(e))?;
+                finite &= launch.check_report(&report)?;
             }
         }
         Ok(finite)
@@ -133,7 +145,7 @@ impl Pending for PendingRun {
         }
         outputs.clear();
         for fetch in self.fetches {
-            outputs.push(fetch.wait(self.target.options.deadline)?);
+            outputs.push(self.target.wait(fetch)?);
         }
         Ok(Outcome::Committed { staleness: 0 })
     }
@@ -141,8 +153,20 @@ impl Pending for PendingRun {
 
 /// Returns whether the program of a tower has neither collectives nor updates.
 fn is_independent(program: &Program) -> bool {
-    let has_collectives = program.kernels.iter().any(|n| matches!(n.kernel, Kernel::AllReduce { .. }));
-    !has_collectives && program.updates.is_empty()
+    !has_collectives(program) && program.updates.is_empty()
+}
+
+fn has_collectives(program: &Program) -> bool {
+    program.kernels.iter().any(|n| matches!(n.kernel, Kernel::AllReduce { .. }))
+}
+
+/// Returns whether each process can run the program by itself: it changes nothing, or changes
+/// variables in the same way on all processes, because it reads nothing that differs between them.
+fn is_same_on_all_processes(program: &Program) -> bool {
+    let own = |n: &KernelNode| matches!(n.kernel, Kernel::Random { continued: true, .. });
+    let feeds = program.buffers.iter().any(|buffer| matches!(buffer.kind, BufferKind::Feed(_)));
+    let varies = feeds || program.kernels.iter().any(own);
+    is_independent(program) || !has_collectives(program) && !varies
 }
 
 impl Executable for XlaProgram {

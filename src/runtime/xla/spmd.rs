@@ -1,5 +1,6 @@
 //! Merges towers that run the same program on different inputs into one SPMD program.
 
+use super::replicas::Replicas;
 use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, Program, View};
 use crate::runtime::Lowered;
 use std::collections::HashMap;
@@ -13,7 +14,10 @@ pub(super) struct SpmdProgram {
     pub(super) program: Program,
     /// For each fetched value, its tower and its index among the fetches of the program.
     pub(super) fetches: Vec<(usize, usize)>,
+    /// The towers of this process.
     pub(super) towers: Vec<PerTower>,
+    /// The replicas of all processes; `None` if all are towers of this one, in their order.
+    pub(super) replicas: Option<Replicas>,
 }
 
 /// The inputs of a tower that differ from those of the first.
@@ -36,12 +40,29 @@ impl SpmdProgram {
     /// Returns the program of one tower.
     pub(super) fn single(program: &Program, fetches: Vec<(usize, usize)>) -> SpmdProgram {
         let own = PerTower { feeds: HashMap::new(), random_offsets: random_offsets(program) };
-        SpmdProgram { program: program.clone(), fetches, towers: vec![own] }
+        SpmdProgram { program: program.clone(), fetches, towers: vec![own], replicas: None }
     }
 
-    /// Returns whether a feed differs between towers.
+    /// Returns the program with towers on all processes of `replicas`.
+    pub(super) fn on_all_processes(self, replicas: Replicas) -> SpmdProgram {
+        SpmdProgram { replicas: Some(replicas), ..self }
+    }
+
+    /// Returns the number of replicas: the towers of all processes.
+    pub(super) fn replica_count(&self) -> usize {
+        self.replicas.as_ref().map_or(self.towers.len(), |replicas| replicas.devices.len())
+    }
+
+    /// Returns the replica of the run's first tower.
+    pub(super) fn first_replica(&self) -> usize {
+        self.replicas.as_ref().map_or(0, |replicas| replicas.first)
+    }
+
+    /// Returns whether a feed may differ between towers. If each process has one tower, every feed
+    /// may.
     pub(super) fn differs(&self, feed: usize) -> bool {
         self.towers.iter().any(|own| own.feed(feed) != feed)
+            || self.towers.len() == 1 && self.replica_count() > 1
     }
 }
 

@@ -1,6 +1,8 @@
 //! The devices of a session: one per tower, contiguous from the first.
 
-use super::clients;
+use super::clients::{self, Peers};
+use super::replicas::Replicas;
+use crate::distributed::ProcessGroup;
 use crate::runtime::{Device, Interrupt, Platform, memory_limit};
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,27 +31,44 @@ pub(super) struct Target {
     /// Checked while the plugin is opened and while the compiler runs.
     pub(super) interrupt: Interrupt,
     platform: Platform,
+    /// The index of the first tower's device on the platform.
     first: usize,
+    /// The index of the client's first device on the platform.
+    first_of_client: usize,
+    /// The other processes of the run, if there are any.
+    peers: Option<Peers>,
 }
 
 impl Target {
-    /// Opens the devices of a platform, starting with index `first`.
+    /// Opens the devices of a platform, starting with index `first`. With a group, waits until the
+    /// other processes have done so, too.
     pub(super) fn open(
         platform: Platform,
         first: usize,
         options: XlaOptions,
+        group: Option<&Arc<ProcessGroup>>,
+        towers: usize,
         interrupt: &Interrupt,
     ) -> Result<Target> {
-        let client = clients::client(platform, options.deadline, interrupt)?;
-        let target = Target { client, options, interrupt: interrupt.clone(), platform, first };
+        let open = clients::client(platform, first, group, towers, &options, interrupt)?;
+        let target = Target {
+            client: open.client,
+            options,
+            interrupt: interrupt.clone(),
+            platform,
+            first,
+            first_of_client: open.first,
+            peers: open.peers,
+        };
         target.device(0)?;
         Ok(target)
     }
 
     /// Returns the device of a tower, or an error if the platform has fewer devices.
     pub(super) fn device(&self, tower: usize) -> Result<&pjrt::Device> {
-        let (devices, index) = (self.client.devices(), self.first + tower);
-        devices.get(index).ok_or_else(|| {
+        let devices = self.client.devices();
+        let index = (self.first + tower).checked_sub(self.first_of_client);
+        index.and_then(|index| devices.get(index)).ok_or_else(|| {
             let (name, platform) = (self.name(tower), self.platform.name());
             let why = format!("{name} does not exist: xla:{platform} has {} devices", devices.len());
             Error::new(ErrorKind::Unsupported, why)
@@ -67,21 +86,58 @@ impl Target {
         self.platform != Platform::Cpu
     }
 
-    /// Returns the compile options for the devices of these towers.
-    pub(super) fn compile_options(&self, towers: Range<usize>) -> Result<pjrt::CompileOptions> {
-        let count = towers.len();
-        let ids = towers.map(|tower| Ok(self.device(tower)?.id())).collect::<Result<Vec<i64>>>()?;
+    /// Returns the replicas on the devices of all processes of a program that runs the first `towers`
+    /// towers of each, or `None` if there is one process.
+    pub(super) fn replicas(&self, towers: usize) -> Option<Replicas> {
+        self.peers.as_ref().map(|peers| peers.devices.replicas(towers))
+    }
+
+    /// Waits for a download. If another process fails meanwhile, returns the error that names it.
+    pub(super) fn wait(&self, download: pjrt::Download) -> Result<HostTensor> {
+        if self.peers.is_none() {
+            return download.wait(self.options.deadline);
+        }
+        let value = download.wait_checking(self.options.deadline, || self.check_aborted());
+        value.map_err(|e| self.explain(e))
+    }
+
+    /// Returns an error if another process has failed, and what waits for it has had time to end.
+    pub(super) fn check_aborted(&self) -> Result<()> {
+        self.peers.as_ref().map_or(Ok(()), |peers| peers.watch.check_aborted())
+    }
+
+    /// Returns an error if another process has failed.
+    pub(super) fn check_peers(&self) -> Result<()> {
+        self.peers.as_ref().map_or(Ok(()), |peers| peers.watch.check())
+    }
+
+    /// Returns the error of another process if its failure caused this one.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        match &self.peers {
+            Some(peers) => peers.watch.explain(error, &self.client),
+            None => error,
+        }
+    }
+
+    /// Returns the ids of the devices of these towers.
+    pub(super) fn device_ids(&self, towers: Range<usize>) -> Result<Vec<i64>> {
+        towers.map(|tower| Ok(self.device(tower)?.id())).collect()
+    }
+
+    /// Returns the compile options for these devices, one per replica.
+    pub(super) fn compile_options(&self, ids: Vec<i64>) -> pjrt::CompileOptions {
+        let count = ids.len();
         // Keep all roundings to bf16. XLA would drop those between operations that it fuses; it
         // would then write f32 to memory, twice the size, and differ from the other engines.
         let rounded = pjrt::CompileOptions::new().setting("xla_allow_excess_precision", false);
         let options = rounded.replicas(count).devices(ids);
-        Ok(match self.platform {
+        match self.platform {
             // On other platforms all algorithms are deterministic.
             Platform::Cuda if self.options.deterministic => {
                 options.setting("xla_gpu_deterministic_ops", true)
             }
             _ => options,
-        })
+        }
     }
 
     /// Starts to upload a value to the device of a tower.

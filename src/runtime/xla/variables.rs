@@ -4,7 +4,6 @@
 use super::target::Target;
 use crate::runtime::executor::SavedValue;
 use std::sync::Arc;
-use std::time::Duration;
 use tensorpack_pjrt::Buffer;
 use tensorpack_tensor::{DType, Error, HostTensor, Result};
 
@@ -22,12 +21,12 @@ pub(super) struct Variables {
 /// The value that a variable had, still on the device of the first tower.
 pub(super) struct SavedBuffer {
     pub(super) buffer: Arc<Buffer>,
-    timeout: Duration,
+    target: Target,
 }
 
 impl SavedValue for SavedBuffer {
     fn read(&self) -> Result<HostTensor> {
-        self.buffer.download(self.timeout)
+        self.target.wait(self.buffer.start_download()?)
     }
 }
 
@@ -81,13 +80,13 @@ impl Variables {
     }
 
     pub(super) fn read(&self, variable: usize, target: &Target) -> Result<HostTensor> {
-        self.buffer(0, variable).download(target.options.deadline)
+        target.wait(self.buffer(0, variable).start_download()?)
     }
 
     /// Keeps the current buffer of a variable. A write replaces the buffer, and a run does not
     /// donate one that is saved, so its elements do not change.
     pub(super) fn save(&self, variable: usize, target: &Target) -> SavedBuffer {
-        SavedBuffer { buffer: self.copies[0][variable].clone(), timeout: target.options.deadline }
+        SavedBuffer { buffer: self.copies[0][variable].clone(), target: target.clone() }
     }
 
     /// Returns whether the current value of a variable is saved, so that a run must not donate it.

@@ -242,8 +242,8 @@ mod tests {
             full_precision: true,
             deterministic: true,
         };
-        let mut engine =
-            XlaExecutor::open(Platform::Cpu, 0, options, &crate::runtime::Interrupt::new()).unwrap();
+        let interrupt = crate::runtime::Interrupt::new();
+        let mut engine = XlaExecutor::open(Platform::Cpu, 0, options, None, 1, &interrupt).unwrap();
         engine.create_variables(&[], 0).unwrap();
         let count = HostTensor::new(buffer, (0..120).collect::<Vec<i64>>()).unwrap();
         let mut found = Vec::new();
