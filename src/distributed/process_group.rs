@@ -65,6 +65,7 @@ impl ProcessGroup {
         };
         if let Some(mpi) = mpi {
             check_ranks(&launch, mpi)?;
+            mpi.set_in_use(true);
         }
         let rendezvous = match (mpi, &launch.coordinator) {
             (Some(mpi), None) => meet_over_mpi(&launch, mpi, &settings)?,
@@ -201,6 +202,15 @@ impl ProcessGroup {
     pub(crate) fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let count = self.gathers.fetch_add(1, Ordering::Relaxed);
         self.rendezvous.barrier(&format!("{name}/{count}"), timeout)
+    }
+
+    /// Leaves the group: from here on, the end of this process is no failure.
+    pub(crate) fn leave(&self, timeout: Duration) -> Result<()> {
+        self.rendezvous.leave(timeout)?;
+        if let Some(mpi) = self.mpi {
+            mpi.set_in_use(false);
+        }
+        Ok(())
     }
 
     /// Names the rank that caused an error of MPI, if the control plane knows it. Otherwise says

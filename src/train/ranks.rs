@@ -242,7 +242,7 @@ pub(super) fn finish(
     let leave = |trained| {
         group.rendezvous().set_activity("finished");
         group.barrier("end", deadline)?;
-        group.rendezvous().leave(deadline)?;
+        group.leave(deadline)?;
         Ok(trained)
     };
     // Also if another rank fails at the end: this process must not wait for it in MPI.
