@@ -33,6 +33,9 @@ pub(super) struct MpiThread {
     /// What the library calls itself.
     pub(super) version: String,
     healthy: AtomicBool,
+    /// Whether a group uses MPI. If the process ends then, by a panic or otherwise, MPI must not be
+    /// finalized: that is a collective operation, which other ranks would take for one of theirs.
+    in_use: AtomicBool,
 }
 
 static THREAD: OnceLock<Result<MpiThread>> = OnceLock::new();
@@ -50,7 +53,13 @@ impl MpiThread {
         let work = move || run(world, &received);
         std::thread::Builder::new().name("mpi".into()).spawn(work)?;
         at_exit();
-        Ok(MpiThread { messages, rank, size, version, healthy: AtomicBool::new(true) })
+        let (healthy, in_use) = (AtomicBool::new(true), AtomicBool::new(false));
+        Ok(MpiThread { messages, rank, size, version, healthy, in_use })
+    }
+
+    /// Says whether a group uses MPI from here on.
+    pub(super) fn set_in_use(&self, in_use: bool) {
+        self.in_use.store(in_use, Ordering::Release);
     }
 
     /// Leaves MPI as it is when the process ends, because another process will not take part.
@@ -118,7 +127,7 @@ fn end(world: World) {
 fn at_exit() {
     extern "C" fn at_end() {
         let Some(Ok(thread)) = THREAD.get() else { return };
-        if !thread.healthy.load(Ordering::Acquire) {
+        if !thread.healthy.load(Ordering::Acquire) || thread.in_use.load(Ordering::Acquire) {
             return;
         }
         let (done, wait) = sync_channel(1);

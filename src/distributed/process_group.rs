@@ -79,6 +79,7 @@ impl ProcessGroup {
         };
         if let Some(mpi) = mpi {
             check_ranks(&launch, mpi)?;
+            mpi.set_in_use(true);
         }
         let rendezvous = match (mpi, &launch.coordinator) {
             (Some(mpi), None) => meet_over_mpi(&launch, mpi, &settings)?,
@@ -246,7 +247,11 @@ impl ProcessGroup {
     /// most for `timeout`.
     pub fn leave(&self, timeout: Duration) -> Result<()> {
         self.barrier("end", timeout)?;
-        self.rendezvous.leave(timeout)
+        self.rendezvous.leave(timeout)?;
+        if let Some(mpi) = self.mpi {
+            mpi.set_in_use(false);
+        }
+        Ok(())
     }
 
     /// Names the rank that caused an error of MPI, if the control plane knows it; otherwise says what
