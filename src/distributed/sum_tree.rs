@@ -191,11 +191,14 @@ mod tests {
 
     #[test]
     fn aligned_ranges_are_one_subtree() {
-        assert_eq!(subtrees(4..8, 16), [4..8]);
-        assert_eq!(subtrees(0..3, 6), [0..2, 2..3]);
-        assert_eq!(subtrees(3..6, 6), [3..4, 4..6]);
-        assert_eq!(subtrees(4..5, 5), [4..5]);
-        assert_eq!(subtrees(0..5, 5), [0..5]);
-        assert!(subtrees(2..2, 5).is_empty());
+        let found = |towers, total| -> Vec<(usize, usize)> {
+            subtrees(towers, total).into_iter().map(|group| (group.start, group.end)).collect()
+        };
+        assert_eq!(found(4..8, 16), [(4, 8)]);
+        assert_eq!(found(0..3, 6), [(0, 2), (2, 3)]);
+        assert_eq!(found(3..6, 6), [(3, 4), (4, 6)]);
+        assert_eq!(found(4..5, 5), [(4, 5)]);
+        assert_eq!(found(0..5, 5), [(0, 5)]);
+        assert_eq!(found(2..2, 5), []);
     }
 }
