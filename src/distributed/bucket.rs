@@ -1,6 +1,6 @@
 //! Buckets: tensors that are summed over all ranks in one exchange.
 
-use super::process_group::{COMPUTING, ProcessGroup};
+use super::process_group::{COMPUTING, ProcessGroup, Waiting};
 use super::sum_tree::{SumTree, subtrees};
 use std::ops::{Add, Range};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -94,27 +94,21 @@ impl Buffers {
     }
 
     /// Exchanges the partial sums and adds them up.
-    fn exchange(
-        self,
-        layout: &Layout,
-        world: &World,
-        deadline: Instant,
-        check: &dyn Fn() -> Result<()>,
-    ) -> Result<Buffers> {
+    fn exchange(self, layout: &Layout, world: &World, wait: Waiting<'_>) -> Result<Buffers> {
         let Buffers { send, receive, mut share, mut sums } = self;
         let own = layout.shares[layout.rank].len();
         let received: Vec<usize> = layout.summands.iter().map(|n| layout.bytes(n * own)).collect();
         if layout.is_small() {
-            let done = world.all_gather_v(send, receive, &received)?.wait(deadline, check)?;
+            let done = wait.for_request(world.all_gather_v(send, receive, &received)?)?;
             add(layout, &done.receive, &mut sums);
             return Ok(Buffers { send: done.send, receive: done.receive, share, sums });
         }
         let summands = layout.summands[layout.rank];
         let sent: Vec<usize> = layout.shares.iter().map(|s| layout.bytes(summands * s.len())).collect();
-        let done = world.all_to_all_v(send, &sent, receive, &received)?.wait(deadline, check)?;
+        let done = wait.for_request(world.all_to_all_v(send, &sent, receive, &received)?)?;
         add(layout, &done.receive, &mut share);
         let shares: Vec<usize> = layout.shares.iter().map(|s| layout.bytes(s.len())).collect();
-        let gathered = world.all_gather_v(share, sums, &shares)?.wait(deadline, check)?;
+        let gathered = wait.for_request(world.all_gather_v(share, sums, &shares)?)?;
         Ok(Buffers { send: done.send, receive: done.receive, share: gathered.send, sums: gathered.receive })
     }
 }
@@ -257,8 +251,8 @@ impl Bucket {
             }
         };
         let (bucket, ranks) = (self.clone(), group.clone());
-        group.submit(deadline, move |world, deadline, check| {
-            let exchange = |world| buffers.exchange(&bucket.layout, world, deadline, check);
+        group.submit(deadline, move |world, wait| {
+            let exchange = |world| buffers.exchange(&bucket.layout, world, wait);
             // Before the towers get the error: it must name the rank that they waited for.
             let exchanged = world.and_then(|world| exchange(world).map_err(|e| ranks.explain(e)));
             let failed = exchanged.as_ref().err().cloned();
@@ -297,6 +291,7 @@ impl Bucket {
         let begun = Instant::now();
         let mut state = self.lock();
         let waits = matches!(*state, State::InFlight);
+        let urgent = waits.then(|| group.urgent());
         if waits {
             group.rendezvous().set_activity(&self.name);
         }
@@ -315,6 +310,7 @@ impl Bucket {
             state = wait.unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(state);
+        drop(urgent);
         if waits {
             group.add_exposed(begun.elapsed());
             group.rendezvous().set_activity(COMPUTING);

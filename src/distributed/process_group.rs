@@ -3,11 +3,11 @@
 use super::mpi_thread::{MpiThread, deadline};
 use super::store_gather::StoreGather;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tensorpack_mpi::{Buffer, World};
+use tensorpack_mpi::{Buffer, Completed, Request, World};
 use tensorpack_rendezvous::{Coordinator, Launch, LaunchOptions, Options, Rendezvous, Token, bind_address};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -30,12 +30,38 @@ const MAX_MESSAGE: usize = 1 << 30;
 pub struct ProcessGroup {
     rendezvous: Rendezvous,
     mpi: Option<&'static MpiThread>,
+    /// How many threads wait for the communication thread.
+    urgent: AtomicUsize,
     /// Nanoseconds that towers waited for sums.
     exposed: AtomicU64,
     /// The number of barriers so far.
     barriers: AtomicU64,
     /// Used without MPI.
     gathers: Mutex<StoreGather>,
+}
+
+/// How a job of the communication thread waits for its requests.
+#[derive(Clone, Copy)]
+pub(super) struct Waiting<'a> {
+    group: &'a ProcessGroup,
+    deadline: Instant,
+}
+
+impl Waiting<'_> {
+    /// Waits for a request until the deadline, or until another rank has failed.
+    pub(super) fn for_request(self, request: Request<'_>) -> Result<Completed> {
+        let is_urgent = || self.group.urgent.load(Ordering::Relaxed) > 0;
+        request.wait_until(self.deadline, &|| self.group.rendezvous.check(), &is_urgent)
+    }
+}
+
+/// Lets the communication thread poll without pauses as long as it exists.
+pub(super) struct Urgent<'a>(&'a ProcessGroup);
+
+impl Drop for Urgent<'_> {
+    fn drop(&mut self) {
+        self.0.urgent.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// How a process joins the others.
@@ -96,8 +122,8 @@ impl ProcessGroup {
     }
 
     fn new(rendezvous: Rendezvous, mpi: Option<&'static MpiThread>) -> Arc<ProcessGroup> {
-        let (exposed, barriers, gathers) = Default::default();
-        Arc::new(ProcessGroup { rendezvous, mpi, exposed, barriers, gathers })
+        let (urgent, exposed, barriers, gathers) = Default::default();
+        Arc::new(ProcessGroup { rendezvous, mpi, urgent, exposed, barriers, gathers })
     }
 
     /// Returns the rank of this process.
@@ -127,6 +153,12 @@ impl ProcessGroup {
         Duration::from_nanos(self.exposed.load(Ordering::Relaxed))
     }
 
+    /// Says that someone waits for the communication thread, until the result is dropped.
+    pub(super) fn urgent(&self) -> Urgent<'_> {
+        self.urgent.fetch_add(1, Ordering::Relaxed);
+        Urgent(self)
+    }
+
     pub(super) fn add_exposed(&self, waited: Duration) {
         self.exposed.fetch_add(waited.as_nanos() as u64, Ordering::Relaxed);
     }
@@ -137,28 +169,26 @@ impl ProcessGroup {
     pub(super) fn submit(
         self: &Arc<ProcessGroup>,
         timeout: Duration,
-        job: impl FnOnce(Result<&World>, Instant, &dyn Fn() -> Result<()>) -> Result<()> + Send + 'static,
+        job: impl FnOnce(Result<&World>, Waiting<'_>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let mpi = self
             .mpi
             .ok_or_else(|| Error::new(ErrorKind::Unsupported, "these processes were not connected by MPI"))?;
         let group = self.clone();
-        mpi.submit(move |world| {
-            let check = || group.rendezvous.check();
-            job(world, deadline(timeout), &check)
-        })
+        mpi.submit(move |world| job(world, Waiting { group: &group, deadline: deadline(timeout) }))
     }
 
     /// Runs a job on the communication thread and waits for its result.
     fn run<R: Send + 'static>(
         self: &Arc<ProcessGroup>,
         timeout: Duration,
-        job: impl FnOnce(&World, Instant, &dyn Fn() -> Result<()>) -> Result<R> + Send + 'static,
+        job: impl FnOnce(&World, Waiting<'_>) -> Result<R> + Send + 'static,
     ) -> Result<R> {
         let (answer, answered) = sync_channel(1);
         let group = self.clone();
-        self.submit(timeout, move |world, deadline, check| {
-            let done = world.and_then(|world| job(world, deadline, check).map_err(|e| group.explain(e)));
+        let _urgent = self.urgent();
+        self.submit(timeout, move |world, wait| {
+            let done = world.and_then(|world| job(world, wait).map_err(|e| group.explain(e)));
             let failed = done.as_ref().err().cloned();
             // The caller waits for it.
             let _ = answer.send(done);
@@ -182,8 +212,8 @@ impl ProcessGroup {
         }
         let (send, receive) = (Buffer::from(own), Buffer::zeroed(own.len() * self.size()));
         let each = own.len();
-        let gathered = self.run(timeout, move |world, deadline, check| {
-            Ok(world.all_gather(send, receive)?.wait(deadline, check)?.receive)
+        let gathered = self.run(timeout, move |world, wait| {
+            Ok(wait.for_request(world.all_gather(send, receive)?)?.receive)
         })?;
         Ok((0..self.size()).map(|rank| gathered[rank * each..(rank + 1) * each].to_vec()).collect())
     }
@@ -225,8 +255,8 @@ impl ProcessGroup {
         let mut bytes = if self.rank() == 0 { own } else { vec![0; len] };
         for chunk in bytes.chunks_mut(MAX_MESSAGE) {
             let buffer = Buffer::from(&*chunk);
-            let received = self.run(timeout, move |world, deadline, check| {
-                Ok(world.broadcast(0, buffer)?.wait(deadline, check)?.receive)
+            let received = self.run(timeout, move |world, wait| {
+                Ok(wait.for_request(world.broadcast(0, buffer)?)?.receive)
             })?;
             chunk.copy_from_slice(&received);
         }
@@ -432,7 +462,7 @@ mod tests {
 
     fn thread_teams_need_mpi() {
         let group = join();
-        let e = group.submit(LONG, |_, _, _| Ok(())).unwrap_err();
+        let e = group.submit(LONG, |_, _| Ok(())).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
         assert!(e.message().contains("MPI"), "{e}");
         group.barrier("end", LONG).unwrap();

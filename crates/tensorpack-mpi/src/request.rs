@@ -101,7 +101,18 @@ impl<'w> Request<'w> {
     ///
     /// Returns [`ErrorKind::Deadline`] if it is not complete by `deadline`. After an error the
     /// buffers are lost and the [`World`](crate::World) is given up: a collective cannot be cancelled.
-    pub fn wait(mut self, deadline: Instant, progress: &dyn Fn() -> Result<()>) -> Result<Completed> {
+    pub fn wait(self, deadline: Instant, progress: &dyn Fn() -> Result<()>) -> Result<Completed> {
+        self.wait_until(deadline, progress, &|| false)
+    }
+
+    /// [`wait`](Request::wait), except that it does not sleep between polls while `is_urgent`: MPI
+    /// makes progress only when it is polled, and then someone waits for it.
+    pub fn wait_until(
+        mut self,
+        deadline: Instant,
+        progress: &dyn Fn() -> Result<()>,
+        is_urgent: &dyn Fn() -> bool,
+    ) -> Result<Completed> {
         loop {
             if self.poll()? {
                 let what = self.what;
@@ -113,7 +124,7 @@ impl<'w> Request<'w> {
             if now >= deadline {
                 return Err(self.late());
             }
-            match now.duration_since(self.started) < SPIN {
+            match now.duration_since(self.started) < SPIN || is_urgent() {
                 true => thread::yield_now(),
                 false => thread::sleep(PAUSE),
             }
