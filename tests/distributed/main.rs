@@ -3,7 +3,7 @@
 //!
 //! The normal run draws a sample of all combinations of faults, places, ranks and MPI libraries.
 //! `TENSORPACK_TEST_FAULTS=all` runs every fault at every place with one of the libraries, which
-//! takes about 15 minutes on two cores, and prints a table with counts. Another seed has another
+//! takes about 11 minutes on two cores, and prints a table with counts. Another seed has another
 //! library for each, so three seeds cover all of them.
 //!
 //! ```sh

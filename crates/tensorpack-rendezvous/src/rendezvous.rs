@@ -22,6 +22,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
+/// How long rank 0 waits after it has told the others of its own failure.
+const LINGER: Duration = Duration::from_millis(100);
 /// The pause before a connection is tried again.
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -346,6 +348,9 @@ impl Rendezvous {
         drop(state);
         if let Some(coordinator) = &self.coordinator {
             coordinator.flush(deadline.saturating_duration_since(Instant::now()));
+            // The process may end now, with messages from the others unread. TCP then resets the
+            // connections, and whatever the others have not read is lost.
+            thread::sleep(LINGER);
         }
         first
     }
