@@ -189,7 +189,7 @@ const PLACES: [(&str, &str); 8] = [
     ("bn1/backward", "bn1/squares/grad"),
     ("fc1/backward", "bn0/squares/grad"),
     ("bn0/backward", "bn0/squares/grad"),
-    ("fc0/backward", "average/fc0/W"),
+    ("fc0/backward", "average/fc2/b"),
 ];
 
 /// Runs all children of one kind concurrently. Each must print what `right` expects and exit in
@@ -299,7 +299,7 @@ fn towers_that_would_deadlock_are_errors_before_the_first_step() {
                 let mean = |t: &TowerContext| t.all_reduce_mean("shift", &x.mean());
                 if t.index() == 0 { x - mean(t) } else { x.clone() }
             },
-            "towers disagree on their sums: sum 1 is shift in tower 0, but average/fc/W in tower 1",
+            "towers disagree on their sums: sum 1 is shift in tower 0, but average/fc/b in tower 1",
         ),
         (
             |t, x| {
