@@ -168,8 +168,8 @@ impl Trainer {
         let steps_per_epoch = self.steps_per_epoch(&config)?;
         let is_chief = self.group.as_ref().is_none_or(|group| group.rank() == 0);
         // A signal to one process ends all of them, at a step that they agree on.
-        let ranks =
-            self.group.clone().map(|group| Ranks::new(group, interrupt, config.session_options_deadline()));
+        let others = self.group.clone().filter(|group| group.size() > 1);
+        let ranks = others.map(|group| Ranks::new(group, interrupt, config.session_options_deadline()));
         let unset = Interrupt::new();
         let interrupt = if ranks.is_some() { &unset } else { interrupt };
         if !is_chief {
