@@ -163,8 +163,10 @@ fn a_false_coordinator_learns_nothing_and_is_refused() {
     let address = listener.local_addr().unwrap().to_string();
     let serve = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        // The challenge among the samples has a made-up proof.
-        let challenge = sample_messages().into_iter().nth(12).unwrap();
+        // The challenge is the only sample with a nonce and a proof, which is made up.
+        let has = |message: &[u8], byte: u8| message.windows(16).any(|part| part == [byte; 16]);
+        let is_challenge = |message: &Vec<u8>| has(message, 7) && has(message, 9);
+        let challenge = sample_messages().into_iter().find(is_challenge).unwrap();
         stream.write_all(&frame(&challenge)).unwrap();
         let mut received = Vec::new();
         stream.read_to_end(&mut received).unwrap();
