@@ -394,7 +394,11 @@ impl Rendezvous {
         left?;
         match &self.coordinator {
             Some(coordinator) => {
-                coordinator.wait_for_all_to_leave(deadline.saturating_duration_since(Instant::now()))
+                let left = || deadline.saturating_duration_since(Instant::now());
+                coordinator.wait_for_all_to_leave(left())?;
+                // This process may end at once; the others wait for their replies.
+                coordinator.flush(left());
+                Ok(())
             }
             None => Ok(()),
         }
