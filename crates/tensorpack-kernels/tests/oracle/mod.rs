@@ -441,7 +441,13 @@ pub(crate) fn step(
     index: &[usize],
 ) -> (Scalar, f64, f64) {
     let class = expr.class(Reg(i as u16));
-    let (ulp, tiny) = if class == Class::F32 { (1.2e-7, 1e-36) } else { (2.3e-16, 1e-300) };
+    let (ulp, smallest) = if class == Class::F32 {
+        (1.2e-7, f64::from(f32::MIN_POSITIVE))
+    } else {
+        (2.3e-16, f64::MIN_POSITIVE)
+    };
+    // Kernels flush subnormal numbers to zero, so an ulp of this may be missing.
+    let tiny = smallest / ulp;
     let at = |r: Reg| before[r.0 as usize];
     match expr.steps[i] {
         Step::Operand { index: o, class } => (inputs[o as usize].at(index).to_class(class), 0.0, 0.0),
