@@ -48,7 +48,7 @@ impl Layout {
     }
 
     /// Returns whether each rank adds up all elements.
-    fn is_small(&self) -> bool {
+    fn every_rank_adds_all(&self) -> bool {
         self.shares.iter().all(|share| share.len() == self.elements)
     }
 
@@ -60,7 +60,7 @@ impl Layout {
     /// elements, and the index of the first in the buffer.
     fn parts(&self, summand: usize, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
         let summands = self.summands[self.rank];
-        let shares = if self.is_small() { &self.shares[..1] } else { &self.shares[..] };
+        let shares = if self.every_rank_adds_all() { &self.shares[..1] } else { &self.shares[..] };
         shares.iter().filter_map(move |share| {
             let part = range.start.max(share.start)..range.end.min(share.end);
             let at =
@@ -88,7 +88,7 @@ impl Buffers {
         Buffers {
             send: bytes(layout.summands[layout.rank] * layout.elements),
             receive: bytes(all * own),
-            share: bytes(if layout.is_small() { 0 } else { own }),
+            share: bytes(if layout.every_rank_adds_all() { 0 } else { own }),
             sums: bytes(layout.elements),
         }
     }
@@ -98,7 +98,7 @@ impl Buffers {
         let Buffers { send, receive, mut share, mut sums } = self;
         let own = layout.shares[layout.rank].len();
         let received: Vec<usize> = layout.summands.iter().map(|n| layout.bytes(n * own)).collect();
-        if layout.is_small() {
+        if layout.every_rank_adds_all() {
             let done = wait.for_request(world.all_gather_v(send, receive, &received)?)?;
             add(layout, &done.receive, &mut sums);
             return Ok(Buffers { send: done.send, receive: done.receive, share, sums });
@@ -243,13 +243,19 @@ impl Bucket {
 
     /// Sends the bucket, once all its elements are filled.
     pub(crate) fn send(self: &Arc<Bucket>, group: &Arc<ProcessGroup>, deadline: Duration) -> Result<()> {
-        let buffers = match std::mem::replace(&mut *self.lock(), State::InFlight) {
+        let mut state = self.lock();
+        let buffers = match std::mem::replace(&mut *state, State::InFlight) {
             State::Here(buffers) => buffers,
-            State::Failed(e) => return Err(e),
+            State::Failed(e) => {
+                // The other towers get it, too.
+                *state = State::Failed(e.clone());
+                return Err(e);
+            }
             State::InFlight => {
                 return Err(Error::new(ErrorKind::Engine, format!("{} is in flight", self.name)));
             }
         };
+        drop(state);
         let (bucket, ranks) = (self.clone(), group.clone());
         group.submit(deadline, move |world, wait| {
             let exchange = |world| buffers.exchange(&bucket.layout, world, wait);

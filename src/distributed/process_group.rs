@@ -369,6 +369,10 @@ fn meet_over_mpi(launch: &Launch, mpi: &'static MpiThread, settings: &Options) -
             false => address.to_string(),
         };
         let text = format!("{reached_at}\n{}", token.as_str());
+        if text.len() > MAX_ADDRESS {
+            let why = format!("address and token have {} bytes; they may have {MAX_ADDRESS}", text.len());
+            return Err(Error::argument(why).note(format!("set {} to a shorter text", Token::VARIABLE)));
+        }
         message[..text.len()].copy_from_slice(text.as_bytes());
         own = Some((coordinator, token));
     }

@@ -8,8 +8,9 @@ use std::ops::{Add, Range};
 
 /// Elements that are added at a time: all partial sums of a tile stay in cache.
 const TILE: usize = 512;
-/// The largest number of partial sums that wait for others: enough for 2^15 towers.
-const MAX_DEPTH: usize = 16;
+/// The largest number of partial sums that wait for others: enough for 2^23 towers, 512 on each of
+/// as many ranks as there can be.
+const MAX_DEPTH: usize = 24;
 
 /// The additions that sum up towers, or the partial sums of groups of towers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const RANKS: usize = 3;
 
-/// Who gets the signal.
+/// The ranks that get the signal.
 #[derive(Clone, Copy, Debug)]
 enum To {
     Rank(usize),
