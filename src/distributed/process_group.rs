@@ -351,7 +351,8 @@ fn check_ranks(launch: &Launch, mpi: &MpiThread) -> Result<()> {
 
 /// Joins over a coordinator whose address and token rank 0 broadcasts.
 fn meet_over_mpi(launch: &Launch, mpi: &'static MpiThread, settings: &Options) -> Result<Rendezvous> {
-    const MAX_ADDRESS: usize = 1024;
+    // A token has at most 4096 bytes, a name of a host 255.
+    const MAX_ADDRESS: usize = 8192;
     const TIMEOUT: Duration = Duration::from_secs(60);
     let (mut own, mut message) = (None, vec![0; MAX_ADDRESS]);
     if launch.rank == 0 {

@@ -135,19 +135,23 @@ impl Prefetcher {
         let (flow, from, filled) = (flow.clone(), at.clone(), queue.clone());
         let on_demand = ahead.samples == 0;
         let work = move || {
-            let mut epochs = Epochs { share, ..Epochs::default() };
-            let mut reader = None;
+            let mut opened: Option<Epochs> = None;
             // The next sample is expected to be as large as the last one.
             let mut bytes = 0;
             while filled.wait_for_room(bytes, ahead.bytes) && (!on_demand || requested.recv().is_ok()) {
                 // A user function may panic; report that like any other error.
-                let read =
-                    catch_unwind(AssertUnwindSafe(|| epochs.read_share(&flow, seed, &from, &mut reader)));
+                let read = catch_unwind(AssertUnwindSafe(|| {
+                    let epochs = match &mut opened {
+                        Some(epochs) => epochs,
+                        None => opened.insert(Epochs::open(&flow, seed, &from, share)?),
+                    };
+                    epochs.read_share()
+                }));
                 let sample = read.unwrap_or_else(|panic| {
                     let text = panic.downcast_ref::<String>().cloned();
                     let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
                     let text = text.unwrap_or_else(|| "no message".into());
-                    let State { epoch, index, .. } = epochs.at;
+                    let State { epoch, index, .. } = *opened.as_ref().map_or(&from, |epochs| &epochs.at);
                     let why = format!("sample {index} of epoch {epoch}: the dataflow panicked: {text}");
                     Err(Error::new(ErrorKind::Data, why))
                 });
@@ -247,8 +251,8 @@ impl Drop for Prefetcher {
 }
 
 /// Reads a dataflow epoch after epoch.
-#[derive(Default)]
 struct Epochs {
+    reader: Box<dyn Reader>,
     share: Share,
     /// The samples of this process, if those of others need not be read.
     own: Option<OwnBatches>,
@@ -261,24 +265,21 @@ struct Epochs {
 }
 
 impl Epochs {
+    /// Opens a dataflow at `from`.
+    fn open(flow: &Flow, seed: u64, from: &State, share: Share) -> Result<Epochs> {
+        let own = OwnBatches::open(flow, seed, from, share)?;
+        let reader = match &own {
+            Some(own) => own.reader()?,
+            None => flow.open(Seed::new(seed), from)?,
+        };
+        Ok(Epochs { reader, share, own, read: 0, at_end: false, at: from.clone() })
+    }
+
     /// Reads the next sample of this process. Those of the others are not read if there is random
     /// access; otherwise they are read and dropped.
-    fn read_share(
-        &mut self,
-        flow: &Flow,
-        seed: u64,
-        from: &State,
-        reader: &mut Option<Box<dyn Reader>>,
-    ) -> Result<(Sample, State)> {
-        if reader.is_none() {
-            self.own = OwnBatches::open(flow, seed, from, self.share)?;
-        }
-        let Some(own) = &self.own else { return self.read_in_order(flow, seed, from, reader) };
-        let reader = match reader {
-            Some(reader) => reader,
-            None => reader.insert(own.reader()?),
-        };
-        let sample = reader.read()?.ok_or_else(no_batch)?;
+    fn read_share(&mut self) -> Result<(Sample, State)> {
+        let Some(own) = &self.own else { return self.read_in_order() };
+        let sample = self.reader.read()?.ok_or_else(no_batch)?;
         self.read += 1;
         self.at = own.state_after(self.read as u64 - 1);
         Ok((sample, self.at.clone()))
@@ -286,47 +287,32 @@ impl Epochs {
 
     /// Reads the next sample of this process, and skips those of the others before it or, after the
     /// last sample of the step, those after it.
-    fn read_in_order(
-        &mut self,
-        flow: &Flow,
-        seed: u64,
-        from: &State,
-        reader: &mut Option<Box<dyn Reader>>,
-    ) -> Result<(Sample, State)> {
+    fn read_in_order(&mut self) -> Result<(Sample, State)> {
         let Share { others: OtherTowers { before, after }, towers } = self.share;
         if self.read == 0 {
             for _ in 0..before {
-                self.read(flow, seed, from, reader)?;
+                self.read()?;
             }
         }
-        let (sample, mut state) = self.read(flow, seed, from, reader)?;
+        let (sample, mut state) = self.read()?;
         self.read += 1;
         if self.read >= towers {
             self.read = 0;
             for _ in 0..after {
-                state = self.read(flow, seed, from, reader)?.1;
+                state = self.read()?.1;
             }
         }
         Ok((sample, state))
     }
 
-    fn read(
-        &mut self,
-        flow: &Flow,
-        seed: u64,
-        from: &State,
-        reader: &mut Option<Box<dyn Reader>>,
-    ) -> Result<(Sample, State)> {
-        let reader = match reader {
-            Some(reader) => reader,
-            None => reader.insert(flow.open(Seed::new(seed), from)?),
-        };
+    /// Reads the next sample of all processes.
+    fn read(&mut self) -> Result<(Sample, State)> {
         loop {
-            self.at = reader.state();
-            match reader.read()? {
+            self.at = self.reader.state();
+            match self.reader.read()? {
                 Some(sample) => {
                     self.at_end = false;
-                    return Ok((sample, reader.state()));
+                    return Ok((sample, self.reader.state()));
                 }
                 None if self.at_end => return Err(no_batch()),
                 None => self.at_end = true,
