@@ -24,6 +24,8 @@ struct Layout {
     rank: usize,
     /// The elements that each rank adds up.
     shares: Vec<Range<usize>>,
+    /// Whether each rank needs the sums of its own share alone.
+    scatters: bool,
     /// The number of partial sums that each rank contributes; see [`subtrees`].
     summands: Vec<usize>,
     /// The sum over the partial sums of all ranks.
@@ -36,8 +38,8 @@ impl Layout {
         let tree = SumTree::of_subtrees((0..ranks).flat_map(groups));
         let summands: Vec<usize> = (0..ranks).map(|rank| groups(rank).len()).collect();
         let share = |rank: usize| elements * rank / ranks..elements * (rank + 1) / ranks;
-        let mut layout =
-            Layout { dtype, elements, rank, shares: (0..ranks).map(share).collect(), summands, tree };
+        let shares = (0..ranks).map(share).collect();
+        let mut layout = Layout { dtype, elements, rank, shares, scatters: false, summands, tree };
         let bytes = elements * dtype.size();
         let all = layout.tree.summands();
         if bytes.saturating_mul(all) <= SMALL || all == 2 {
@@ -47,9 +49,16 @@ impl Layout {
         layout
     }
 
+    /// The layout of a bucket of which each rank gets the sums of one of `ranks` equal shares.
+    fn scattering(dtype: DType, elements: usize, rank: usize, ranks: usize, towers: usize) -> Layout {
+        let share = |rank: usize| elements / ranks * rank..elements / ranks * (rank + 1);
+        let shares = (0..ranks).map(share).collect();
+        Layout { shares, scatters: true, ..Layout::new(dtype, elements, rank, ranks, towers) }
+    }
+
     /// Returns whether each rank adds up all elements.
     fn every_rank_adds_all(&self) -> bool {
-        self.shares.iter().all(|share| share.len() == self.elements)
+        !self.scatters && self.shares.iter().all(|share| share.len() == self.elements)
     }
 
     fn bytes(&self, elements: usize) -> usize {
@@ -76,7 +85,7 @@ struct Buffers {
     receive: Buffer,
     /// The sums of this rank's share.
     share: Buffer,
-    /// All sums.
+    /// All sums; none if each rank needs its own share alone.
     sums: Buffer,
 }
 
@@ -89,8 +98,13 @@ impl Buffers {
             send: bytes(layout.summands[layout.rank] * layout.elements),
             receive: bytes(all * own),
             share: bytes(if layout.every_rank_adds_all() { 0 } else { own }),
-            sums: bytes(layout.elements),
+            sums: bytes(if layout.scatters { 0 } else { layout.elements }),
         }
+    }
+
+    /// Returns where the sums that this rank needs are.
+    fn result(&mut self, layout: &Layout) -> *mut u8 {
+        if layout.scatters { self.share.as_mut_ptr() } else { self.sums.as_mut_ptr() }
     }
 
     /// Exchanges the partial sums and adds them up.
@@ -107,6 +121,9 @@ impl Buffers {
         let sent: Vec<usize> = layout.shares.iter().map(|s| layout.bytes(summands * s.len())).collect();
         let done = wait.for_request(world.all_to_all_v(send, &sent, receive, &received)?)?;
         add(layout, &done.receive, &mut share);
+        if layout.scatters {
+            return Ok(Buffers { send: done.send, receive: done.receive, share, sums });
+        }
         let shares: Vec<usize> = layout.shares.iter().map(|s| layout.bytes(s.len())).collect();
         let gathered = wait.for_request(world.all_gather_v(share, sums, &shares)?)?;
         Ok(Buffers { send: done.send, receive: done.receive, share: gathered.send, sums: gathered.receive })
@@ -174,6 +191,23 @@ impl Bucket {
         towers: usize,
     ) -> Bucket {
         let layout = Layout::new(dtype, elements, group.rank(), group.size(), towers);
+        Bucket::with(name, layout, group, towers)
+    }
+
+    /// Creates a bucket of `elements` elements of `dtype` of which each rank gets the sums of its
+    /// share: the first rank of the first elements, and so on. The shares are equal.
+    pub(crate) fn scattering(
+        name: String,
+        dtype: DType,
+        elements: usize,
+        group: &ProcessGroup,
+        towers: usize,
+    ) -> Bucket {
+        let layout = Layout::scattering(dtype, elements, group.rank(), group.size(), towers);
+        Bucket::with(name, layout, group, towers)
+    }
+
+    fn with(name: String, layout: Layout, group: &ProcessGroup, towers: usize) -> Bucket {
         let first = group.rank() * towers;
         let partial = subtrees(first..first + towers, group.size() * towers)
             .into_iter()
@@ -182,10 +216,10 @@ impl Bucket {
         let mut buffers = Buffers::new(&layout);
         Bucket {
             name,
-            layout,
             partial,
             send: AtomicPtr::new(buffers.send.as_mut_ptr()),
-            sums: AtomicPtr::new(buffers.sums.as_mut_ptr()),
+            sums: AtomicPtr::new(buffers.result(&layout)),
+            layout,
             state: Mutex::new(State::Here(buffers)),
             changed: Condvar::new(),
         }
@@ -272,7 +306,7 @@ impl Bucket {
         let state = match exchanged {
             Ok(mut buffers) => {
                 self.send.store(buffers.send.as_mut_ptr(), Ordering::Release);
-                self.sums.store(buffers.sums.as_mut_ptr(), Ordering::Release);
+                self.sums.store(buffers.result(&self.layout), Ordering::Release);
                 State::Here(buffers)
             }
             Err(e) => State::Failed(e),
@@ -281,7 +315,8 @@ impl Bucket {
         self.changed.notify_all();
     }
 
-    /// Waits for the sums, and copies `len` of them, from element `first` on, to `output`.
+    /// Waits for the sums, and copies `len` of them, from element `first` on, to `output`. In a
+    /// bucket that scatters, elements are counted in the share of this rank.
     ///
     /// # Safety
     /// `output` must be valid for writing `len` elements of the bucket's type, and the elements must

@@ -1,12 +1,14 @@
 //! Training on several processes, on one machine or many: the group of processes, the buckets they
 //! exchange, and the order in which they add up.
 
+mod all_gather;
 mod bucket;
 mod mpi_thread;
 mod process_group;
 mod store_gather;
 mod sum_tree;
 
+pub(crate) use all_gather::AllGather;
 pub(crate) use bucket::Bucket;
 pub(crate) use process_group::COMPUTING;
 pub use process_group::{GroupOptions, ProcessGroup};

@@ -212,10 +212,21 @@ impl ProcessGroup {
         }
         let (send, receive) = (Buffer::from(own), Buffer::zeroed(own.len() * self.size()));
         let each = own.len();
-        let gathered = self.run(timeout, move |world, wait| {
-            Ok(wait.for_request(world.all_gather(send, receive)?)?.receive)
-        })?;
+        let (_, gathered) = self.exchange_all(send, receive, timeout)?;
         Ok((0..self.size()).map(|rank| gathered[rank * each..(rank + 1) * each].to_vec()).collect())
+    }
+
+    /// Sends `send` to all ranks, and receives as many bytes from each. Needs MPI. Returns the buffers.
+    pub(super) fn exchange_all(
+        self: &Arc<ProcessGroup>,
+        send: Buffer,
+        receive: Buffer,
+        timeout: Duration,
+    ) -> Result<(Buffer, Buffer)> {
+        self.run(timeout, move |world, wait| {
+            let done = wait.for_request(world.all_gather(send, receive)?)?;
+            Ok((done.send, done.receive))
+        })
     }
 
     /// Returns the bytes of every rank, in order of ranks.

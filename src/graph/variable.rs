@@ -29,9 +29,29 @@ pub struct VariableInfo {
     pub slab: String,
     /// The tower that a local variable belongs to.
     pub tower: Option<usize>,
+    /// Whether it is optimizer state of another variable, with the same sizes.
+    pub is_slot: bool,
+    /// How the processes or devices of a run divide its updates.
+    pub sharding: Sharding,
     /// The user's line that created it.
     pub site: Site,
 }
+
+/// How the processes or devices that train together divide the updates of a variable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharding {
+    /// Each has the whole variable and computes all of its next value.
+    #[default]
+    None,
+    /// Each has the whole variable, and computes its shard of the next value.
+    Update,
+    /// Each has only its shard of the variable.
+    #[doc(alias = "ZeRO")]
+    State,
+}
+
+/// Variables with fewer elements are not divided: that would cost more than it saves.
+const MIN_SHARDED: usize = 256;
 
 /// The specification of a variable: name, shape, and options. The defaults are f32, trainable,
 /// global, initialized by [`Init::he`].
@@ -46,6 +66,8 @@ pub struct VariableSpec {
     pub(crate) slab: String,
     /// The tower that a local variable belongs to; set by the tower that creates it.
     pub(crate) tower: Option<usize>,
+    /// Whether it is optimizer state of another variable.
+    pub(crate) is_slot: bool,
 }
 
 impl VariableSpec {
@@ -60,6 +82,7 @@ impl VariableSpec {
             collections: vec![TRAINABLE_VARIABLES, MODEL_VARIABLES, GLOBAL_VARIABLES],
             slab: "trainable".into(),
             tower: None,
+            is_slot: false,
         }
     }
 
@@ -301,6 +324,8 @@ impl Graph {
             frozen: false,
             slab: spec.slab.clone(),
             tower: spec.tower,
+            is_slot: spec.is_slot,
+            sharding: Sharding::None,
             site,
         });
         b.variable_names.insert(full.clone(), id);
@@ -345,6 +370,22 @@ impl Graph {
         };
         if let Err(e) = checked {
             self.record("freeze_variables", &[], e);
+        }
+    }
+}
+
+impl Graph {
+    /// Divides the updates of trainable variables, and the state of their optimizer, over the
+    /// processes or devices that train together.
+    pub(crate) fn shard_updates(&self) {
+        let Some(mut b) = self.building_or_late("shard_updates") else { return };
+        let large = |v: &&mut VariableInfo| v.sizes.iter().product::<usize>() >= MIN_SHARDED;
+        for v in b.variables.iter_mut().filter(large) {
+            v.sharding = match (v.is_slot, v.trainable) {
+                (true, _) => Sharding::State,
+                (false, true) => Sharding::Update,
+                (false, false) => Sharding::None,
+            };
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The kinds of kernels.
 
-use super::{Argsort, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Pool, ReduceKind, View};
+use super::{Argsort, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Pool, ReduceKind, Shards, View};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -239,6 +239,29 @@ pub enum Kernel {
         /// Whether only updates of variables use the sum: then it need not be there before them.
         deferred: bool,
     },
+    /// This program's shard of the sum over all towers. It may be late, like a deferred all-reduce.
+    ReduceScatter {
+        /// The name, the same in every tower.
+        key: String,
+        /// This tower's summand, dense.
+        input: View,
+        /// Who has which shard.
+        shards: Shards,
+    },
+    /// This program's shard of a tensor that all have, dense.
+    Shard {
+        /// The tensor, dense.
+        input: View,
+        /// Who has which shard.
+        shards: Shards,
+    },
+    /// Tensors put together from everyone's shards of them.
+    AllGather {
+        /// This program's shard of each tensor, dense.
+        inputs: Vec<View>,
+        /// Who has which shard.
+        shards: Shards,
+    },
     /// A custom kernel.
     Custom {
         /// The function.
@@ -257,11 +280,15 @@ impl Kernel {
                 let more = epilogue.iter().flat_map(|e| &e.operands);
                 [lhs, rhs].into_iter().chain(more).collect()
             }
-            Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter().collect(),
+            Kernel::Pool { inputs, .. }
+            | Kernel::AllGather { inputs, .. }
+            | Kernel::Custom { inputs, .. } => inputs.iter().collect(),
             Kernel::Concat { parts, .. } => parts.iter().collect(),
             Kernel::Gather { rows, indices, .. } => vec![rows, indices],
             Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
             Kernel::AllReduce { input, .. }
+            | Kernel::ReduceScatter { input, .. }
+            | Kernel::Shard { input, .. }
             | Kernel::Cumsum { input, .. }
             | Kernel::Argsort { input, .. } => {
                 vec![input]
@@ -278,11 +305,15 @@ impl Kernel {
                 let more = epilogue.iter_mut().flat_map(|e| &mut e.operands);
                 [lhs, rhs].into_iter().chain(more).collect()
             }
-            Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter_mut().collect(),
+            Kernel::Pool { inputs, .. }
+            | Kernel::AllGather { inputs, .. }
+            | Kernel::Custom { inputs, .. } => inputs.iter_mut().collect(),
             Kernel::Concat { parts, .. } => parts.iter_mut().collect(),
             Kernel::Gather { rows, indices, .. } => vec![rows, indices],
             Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
             Kernel::AllReduce { input, .. }
+            | Kernel::ReduceScatter { input, .. }
+            | Kernel::Shard { input, .. }
             | Kernel::Cumsum { input, .. }
             | Kernel::Argsort { input, .. } => vec![input],
             Kernel::Random { .. } => Vec::new(),
@@ -320,12 +351,20 @@ impl Kernel {
             Kernel::Argsort { .. } => "argsort",
             Kernel::Random { .. } => "random",
             Kernel::AllReduce { .. } => "all-reduce",
+            Kernel::ReduceScatter { .. } => "reduce-scatter",
+            Kernel::Shard { .. } => "shard",
+            Kernel::AllGather { .. } => "all-gather",
             Kernel::Custom { .. } => "custom",
         }
     }
 
     /// Returns whether the result depends only on the operands.
     pub fn is_pure(&self) -> bool {
-        !matches!(self, Kernel::Random { .. } | Kernel::AllReduce { .. } | Kernel::Custom { .. })
+        !matches!(self, Kernel::Random { .. } | Kernel::Custom { .. }) && !self.is_collective()
+    }
+
+    /// Returns whether the result depends on other towers or processes, which must all run it.
+    pub fn is_collective(&self) -> bool {
+        matches!(self, Kernel::AllReduce { .. } | Kernel::ReduceScatter { .. } | Kernel::AllGather { .. })
     }
 }

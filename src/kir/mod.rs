@@ -11,6 +11,7 @@ mod expr_builder;
 mod kernel;
 mod lower;
 mod program;
+mod shards;
 mod validate;
 mod view;
 
@@ -20,6 +21,7 @@ pub use kernel::{ContractKind, CustomKernel, Epilogue, GatherKind, Kernel, MapBo
 pub use lower::LowerCx;
 pub(crate) use lower::compact;
 pub use program::{Buffer, BufferId, BufferKind, KernelNode, Origin, Program, Update};
+pub use shards::Shards;
 pub use tensorpack_kernels::ReduceKind;
 pub use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 pub(crate) use validate::{Signature, validate, validate_signature, validate_view};

@@ -9,7 +9,7 @@ use super::descriptors::padded_sizes;
 use super::view::elements;
 use super::{
     Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, GatherKind, Kernel, KernelNode, MapBody, Pool,
-    PoolKind, Program, ReduceKind, Reg, Step, View,
+    PoolKind, Program, ReduceKind, Reg, Shards, Step, View,
 };
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
 
@@ -293,8 +293,40 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
             require_dtype("the output", out.dtype, &[input.dtype])?;
             dense("the input", input, out.len())
         }
+        Kernel::ReduceScatter { input, shards, .. } => {
+            let out = one(outputs)?;
+            require_dtype("the input", input.dtype, &[DType::F32, DType::F64])?;
+            require_dtype("the output", out.dtype, &[input.dtype])?;
+            dense("the input", input, input.len())?;
+            shard(shards, out.len(), input.len())
+        }
+        Kernel::Shard { input, shards } => {
+            let out = one(outputs)?;
+            require_dtype("the output", out.dtype, &[input.dtype])?;
+            dense("the input", input, input.len())?;
+            shard(shards, out.len(), input.len())
+        }
+        Kernel::AllGather { inputs, shards } => {
+            require_count("outputs", outputs.len(), inputs.len())?;
+            inputs.iter().zip(outputs).try_for_each(|(input, out)| {
+                require_dtype("an output", out.dtype, &[input.dtype])?;
+                dense("an input", input, input.len())?;
+                shard(shards, input.len(), out.len())
+            })
+        }
         Kernel::Custom { inputs, .. } => inputs.iter().try_for_each(|v| dense("an input", v, v.len())),
     }
+}
+
+/// Checks that a tensor of `len` elements is a shard of one of `elements`.
+fn shard(shards: &Shards, len: usize, elements: usize) -> Result<()> {
+    require(shards.divide(elements), ErrorKind::Shape, || {
+        format!("{elements} elements cannot be divided into {} shards", shards.count)
+    })?;
+    require(shards.own.is_none_or(|own| own < shards.count), ErrorKind::Argument, || {
+        format!("there is no shard {:?} of {}", shards.own, shards.count)
+    })?;
+    require_len("a shard", len, shards.len(elements))
 }
 
 fn one<'a>(outputs: &[&'a Buffer]) -> Result<&'a Buffer> {

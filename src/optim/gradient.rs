@@ -52,7 +52,8 @@ impl Gradient {
         let variable = &self.variable;
         let sizes = variable.shape().known().unwrap_or_default();
         let spec = VariableSpec::new(format!("{}/{slot}", variable.name()), sizes).dtype(variable.dtype());
-        state(variable.graph(), spec.init(Init::Constant(initial)).non_trainable().slab(slot))
+        let spec = spec.init(Init::Constant(initial)).non_trainable().slab(slot);
+        state(variable.graph(), VariableSpec { is_slot: true, ..spec })
     }
 }
 

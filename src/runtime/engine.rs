@@ -31,12 +31,6 @@ pub trait Engine: Send + Sync {
         Some(Device::Other { engine: self.name(), index })
     }
 
-    /// Whether towers on different devices share one set of variables. Otherwise every device has a
-    /// copy of all variables. Defaults to `true`.
-    fn shares_variables(&self) -> bool {
-        true
-    }
-
     /// Whether its executors can be [forked](Executor::fork), which asynchronous training needs.
     /// Defaults to `false`.
     fn supports_forks(&self) -> bool {

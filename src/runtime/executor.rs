@@ -3,14 +3,20 @@
 
 use super::{KernelProgress, Source, Staging};
 use crate::graph::VariableInfo;
+use crate::kir::Shards;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// Keeps the variables of a session on a device, and compiles programs for it.
 pub trait Executor: Send {
     /// Allocates and initializes the variables.
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()>;
-    /// Returns the value of variable `index`.
+    /// Returns the value of variable `index`; only its shard if it is divided over processes.
     fn read(&self, index: usize) -> Result<HostTensor>;
+    /// Returns how variable `index` is divided over processes, if it is.
+    fn shards(&self, index: usize) -> Result<Option<Shards>> {
+        let _ = index;
+        Ok(None)
+    }
     /// Writes variable `index`. The value must have its dtype and sizes.
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()>;
     /// Saves the current value of variable `index`; later writes and runs do not change it. An

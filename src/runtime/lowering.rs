@@ -6,12 +6,13 @@ use super::binding::{
 };
 use super::cse::{CommonSubexpressions, CseInput};
 use super::finiteness;
+use super::shard_updates::shard_updates;
 use super::snapshot::{self, Reading};
 use super::tower_collectives;
 use super::value_errors::{Diagnosis, NextValue};
-use crate::graph::{Frozen, NodeId, NodeKind, Role, TensorId, VariableId};
-use crate::kir::{self, BufferKind, KernelNode, LowerCx, Origin, Program, Signature, Update, View};
-use std::collections::{BTreeSet, HashMap};
+use crate::graph::{Frozen, NodeId, NodeKind, Role, TensorId, VariableId, VariableInfo};
+use crate::kir::{self, BufferKind, KernelNode, LowerCx, Origin, Program, Shards, Signature, Update, View};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use tensorpack_tensor::{DType, Error, Result};
 
@@ -94,6 +95,12 @@ impl Lowered {
     /// Returns the programs, one for each tower.
     pub fn programs(&self) -> &[Program] {
         &self.programs
+    }
+
+    /// Divides updates of variables over processes.
+    pub(super) fn shard_updates(mut self, variables: &[VariableInfo], shards: Shards) -> Lowered {
+        shard_updates(&mut self.programs, variables, shards, &HashSet::new());
+        self
     }
 
     /// Returns the programs by value.

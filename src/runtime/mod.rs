@@ -18,6 +18,7 @@ mod non_finite;
 mod null;
 mod reference;
 mod session;
+mod shard_updates;
 mod snapshot;
 mod staging;
 mod step_program;

@@ -156,6 +156,9 @@ impl Choices {
             Kernel::Cumsum { cumsum: c, .. } => self.change_one(vec![&mut c.outer, &mut c.len, &mut c.inner]),
             Kernel::Argsort { argsort: a, .. } => self.change_one(vec![&mut a.rows, &mut a.len, &mut a.take]),
             Kernel::Random { first, .. } => self.change(first),
+            Kernel::ReduceScatter { shards, .. }
+            | Kernel::Shard { shards, .. }
+            | Kernel::AllGather { shards, .. } => self.change(&mut shards.count),
             // The number of inputs of a custom kernel is not checked by validation.
             Kernel::Copy(_) | Kernel::AllReduce { .. } | Kernel::Custom { .. } => {}
         }

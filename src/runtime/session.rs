@@ -7,6 +7,7 @@ use super::snapshot::Reading;
 use super::{Device, Interrupt, KernelProgress, Staging, Turns};
 use crate::distributed::ProcessGroup;
 use crate::graph::{Fetch, Frozen, Op, Tensor, Variable, nearest_names};
+use crate::kir::Shards;
 use crate::reference::StochasticRounding;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -310,10 +311,31 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the value of a variable.
+    /// Returns the value of a variable. One that is divided over processes is an error: see
+    /// [`DistributedTrainerParameterServer`](crate::train::DistributedTrainerParameterServer).
     pub fn read(&self, name: &str) -> Result<HostTensor> {
         let index = self.variable(name)?;
-        self.lock()?.executor.read(index)
+        let state = self.lock()?;
+        match state.executor.shards(index)? {
+            None => state.executor.read(index),
+            Some(shards) => {
+                let why = format!(
+                    "the variable {name} is divided over {} processes, and none has all of it",
+                    shards.count
+                );
+                Err(Error::new(ErrorKind::Unsupported, why)
+                    .at(self.graph.variables()[index].site)
+                    .note("read it from a checkpoint, or fetch it, which gathers it in all processes"))
+            }
+        }
+    }
+
+    /// Returns the value of a variable as this process stores it, and how it is divided over
+    /// processes, if it is.
+    pub(crate) fn read_stored(&self, name: &str) -> Result<(HostTensor, Option<Shards>)> {
+        let index = self.variable(name)?;
+        let state = self.lock()?;
+        Ok((state.executor.read(index)?, state.executor.shards(index)?))
     }
 
     /// Writes a variable. The value must have its dtype and sizes.

@@ -33,7 +33,9 @@ pub(super) fn check_all_reduces(towers: &[&[KernelNode]]) -> Result<()> {
 
 fn all_reduces(kernels: &[KernelNode]) -> Vec<AllReduce<'_>> {
     let found = kernels.iter().filter_map(|node| match &node.kernel {
-        Kernel::AllReduce { key, input, .. } => Some((&key[..], input.dtype, &input.sizes[..], &node.origin)),
+        Kernel::AllReduce { key, input, .. } | Kernel::ReduceScatter { key, input, .. } => {
+            Some((&key[..], input.dtype, &input.sizes[..], &node.origin))
+        }
         _ => None,
     });
     found.collect()

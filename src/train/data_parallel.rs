@@ -39,17 +39,6 @@ impl Devices {
         !matches!(self.0.first(), Some(Device::Xla { .. }))
     }
 
-    /// Logs that variables are replicated if the devices cannot share them.
-    pub(super) fn log_if_replicated(&self) {
-        if let (Some(first), true) = (self.0.first(), self.count() > 1)
-            && first.engine().is_ok_and(|engine| !engine.shares_variables())
-        {
-            log::info!(
-                "variables are replicated: every device, starting with {first}, has a copy of all of them"
-            );
-        }
-    }
-
     /// Returns an error if the engine cannot train asynchronously.
     pub(super) fn check_forks(&self) -> Result<()> {
         match self.of_session() {
@@ -87,12 +76,22 @@ pub(super) enum Weights {
     Examples,
 }
 
+/// Who updates the variables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Updates {
+    /// All processes and devices, all of them.
+    Replicated,
+    /// Each process or device its shard.
+    Sharded,
+}
+
 /// Builds a step: the gradients averaged over all towers, in all processes of the group, and one
 /// update of the shared variables.
 pub(super) fn averaged_step(
     setup: &mut Setup<'_>,
     devices: &Devices,
     weights: Weights,
+    updates: Updates,
     group: Option<&ProcessGroup>,
 ) -> Result<Op> {
     devices.check_and_log()?;
@@ -111,7 +110,11 @@ pub(super) fn averaged_step(
     }
     let averages = average_gradients(towers)?;
     let first = TowerContext::in_process(&graph, here.start, total, here);
-    apply_gradients(&*setup.optimizer(&first), &graph, &averages)
+    let step = apply_gradients(&*setup.optimizer(&first), &graph, &averages)?;
+    if updates == Updates::Sharded {
+        graph.shard_updates();
+    }
+    Ok(step)
 }
 
 /// Scales the cost by the tower's share of all examples, so that the mean over towers is the mean

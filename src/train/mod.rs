@@ -31,7 +31,7 @@ mod trainer;
 pub use async_multi::AsyncMultiGpuTrainer;
 pub use average_gradients::average_gradients;
 pub use defaults::{default_callbacks, default_monitors};
-pub use distributed::DistributedTrainerReplicated;
+pub use distributed::{DistributedTrainerParameterServer, DistributedTrainerReplicated};
 pub use launch::launch_train_with_config;
 pub use main_loop::Ended;
 pub use noop::NoOpTrainer;

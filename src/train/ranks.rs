@@ -4,7 +4,7 @@
 use super::Trained;
 use crate::callback::TrainState;
 use crate::distributed::{COMPUTING, ProcessGroup};
-use crate::graph::{Frozen, NodeKind, VariableInfo, split_tower};
+use crate::graph::{Frozen, NodeKind, Sharding, VariableInfo, split_tower};
 use crate::input::{InputSource, OtherTowers};
 use crate::io::Checkpoint;
 use crate::runtime::Interrupt;
@@ -158,12 +158,12 @@ impl Ranks {
     }
 }
 
-/// The variables that all processes have: all but those that belong to a single tower.
+/// The variables that all processes have: all but those that belong to a single tower, or that are
+/// divided over processes.
 fn shared_variables(graph: &Frozen) -> impl Iterator<Item = &VariableInfo> {
-    graph
-        .variables()
-        .iter()
-        .filter(|v| v.tower.is_none_or(|tower| tower == 0) && split_tower(&v.name).0.is_empty())
+    let in_all =
+        |v: &&VariableInfo| v.tower.is_none_or(|tower| tower == 0) && split_tower(&v.name).0.is_empty();
+    graph.variables().iter().filter(in_all).filter(|v| v.sharding != Sharding::State)
 }
 
 fn checksums(state: &TrainState, variables: &[&VariableInfo]) -> Result<Vec<u32>> {
@@ -205,8 +205,9 @@ fn about(state: &TrainState, input: Option<&dyn InputSource>) -> Result<Value> {
     Ok(json!(about))
 }
 
-/// Adds the variables of towers in other processes to a checkpoint, on rank 0.
-pub(super) fn gather_local_variables(
+/// Completes a checkpoint on rank 0: adds the variables of towers in other processes, and puts
+/// together those that are divided over processes.
+pub(super) fn gather_variables(
     group: &Arc<ProcessGroup>,
     state: &TrainState,
     checkpoint: &mut Checkpoint,
@@ -223,6 +224,22 @@ pub(super) fn gather_local_variables(
     let own = Checkpoint { global_step: 0, tensors: own, state: Value::Object(Map::new()) };
     for bytes in group.gather_all(&own.to_bytes()?, deadline)?.iter().skip(1) {
         checkpoint.tensors.extend(Checkpoint::from_bytes(bytes)?.tensors);
+    }
+    // All ranks have the same variables in the same order.
+    for v in state.session.graph().variables() {
+        let (Some((_, stored)), (_, Some(shards))) = (
+            checkpoint.tensors.iter_mut().find(|(name, _)| *name == v.name),
+            state.session.read_stored(&v.name)?,
+        ) else {
+            continue;
+        };
+        let gathered = group.all_gather(stored.as_bytes(), deadline)?;
+        let mut whole = HostTensor::zeros(v.dtype, v.sizes.as_slice())?;
+        let (elements, size) = (whole.len(), v.dtype.size());
+        let parts = gathered.iter().enumerate();
+        let parts = parts.map(|(rank, shard)| &shard[..shards.part(elements, rank).len() * size]);
+        whole.copy_from_bytes(&parts.collect::<Vec<_>>().concat())?;
+        *stored = whole;
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ impl HostState {
     fn into_checkpoint(self, state: &TrainState, changed: Vec<(String, HostTensor)>) -> Result<Checkpoint> {
         let before = |name: &str| changed.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
         Checkpoint::of_values(state.session.graph(), self.position.global_step, self.json, |v| {
-            before(&v.name).map_or_else(|| state.session.read(&v.name), Ok)
+            before(&v.name).map_or_else(|| Ok(state.session.read_stored(&v.name)?.0), Ok)
         })
     }
 }
@@ -83,7 +83,7 @@ pub(super) fn write(
     }
     let mut checkpoint = host.into_checkpoint(state, changed)?;
     if let Some(group) = &group {
-        ranks::gather_local_variables(group, state, &mut checkpoint)?;
+        ranks::gather_variables(group, state, &mut checkpoint)?;
     }
     if let Some(store) = &mut state.store {
         state.monitors.sync();

@@ -2,7 +2,7 @@
 //! number of towers.
 
 use super::TrainConfig;
-use super::data_parallel::{Devices, Weights, averaged_step};
+use super::data_parallel::{Devices, Updates, Weights, averaged_step};
 use super::single_cost::{Configured, Setup, Strategy};
 use crate::graph::Op;
 use crate::runtime::Device;
@@ -10,7 +10,7 @@ use tensorpack_tensor::Result;
 
 /// Defines a trainer that averages the gradients of its towers and updates once.
 macro_rules! sync_trainer {
-    ($(#[$doc:meta])* $name:ident $(logs $log:ident)?) => {
+    ($(#[$doc:meta])* $name:ident, $updates:expr) => {
         $(#[$doc])*
         #[derive(Clone, Debug)]
         pub struct $name {
@@ -49,8 +49,7 @@ macro_rules! sync_trainer {
 
         impl Strategy for $name {
             fn build(&self, setup: &mut Setup<'_>) -> Result<Op> {
-                $(self.devices.$log();)?
-                averaged_step(setup, &self.devices, self.weights, None)
+                averaged_step(setup, &self.devices, self.weights, $updates, None)
             }
 
             fn towers(&self) -> usize {
@@ -65,21 +64,27 @@ macro_rules! sync_trainer {
 }
 
 sync_trainer! {
-    /// Synchronous training with one set of variables that all towers share. Gradients are averaged
-    /// where the variables are, and applied once. XLA devices have a copy each, as with
-    /// [`SyncMultiGpuTrainerReplicated`]; the trainer logs this.
+    /// Synchronous training in which each device updates its shard of the variables, and has only
+    /// its shard of the optimizer's state: with Adam on four devices, a quarter of both moments. The
+    /// updated shards are then gathered. Variables of fewer than 256 elements are not divided.
+    ///
+    /// Thread teams of one process share memory, and with it one copy of everything. There the
+    /// threads of all teams update the variables together, where
+    /// [`SyncMultiGpuTrainerReplicated`] leaves that to the first tower. Results are bit-identical
+    /// to it.
     #[doc(alias = "SyncMultiGPUTrainerParameterServer")]
-    SyncMultiGpuTrainerParameterServer logs log_if_replicated
+    #[doc(alias = "ZeRO")]
+    SyncMultiGpuTrainerParameterServer, Updates::Sharded
 }
 
 sync_trainer! {
     /// Synchronous training with a copy of all variables on every device. Gradients are averaged
-    /// over all devices. Thread teams of one process share memory, so they share one copy, and
-    /// results are bit-identical to [`SyncMultiGpuTrainerParameterServer`].
+    /// over all devices, and each device updates its copy. Thread teams of one process share
+    /// memory, so they share one copy.
     #[doc(alias = "SyncMultiGPUTrainerReplicated")]
-    SyncMultiGpuTrainerReplicated
+    SyncMultiGpuTrainerReplicated, Updates::Replicated
 }
 
-/// The default synchronous trainer: variables in shared memory.
+/// The default synchronous trainer: divided updates.
 #[doc(alias = "SyncMultiGPUTrainer")]
 pub type SyncMultiGpuTrainer = SyncMultiGpuTrainerParameterServer;

@@ -1,9 +1,9 @@
 //! The options that every training program understands.
 
 use super::{
-    AsyncMultiGpuTrainer, Configured, DistributedTrainerReplicated, NoOpTrainer, QueueInputTrainer,
-    RunConfig, SimpleTrainer, SingleCostTrainer, SyncMultiGpuTrainerParameterServer,
-    SyncMultiGpuTrainerReplicated, TrainConfig,
+    AsyncMultiGpuTrainer, Configured, DistributedTrainerParameterServer, DistributedTrainerReplicated,
+    NoOpTrainer, QueueInputTrainer, RunConfig, SimpleTrainer, SingleCostTrainer,
+    SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
 };
 use crate::command_line;
 use crate::io::smart_init;
@@ -85,8 +85,8 @@ pub struct TrainArgs {
 }
 
 fn trainer_names() -> PossibleValuesParser {
-    let names =
-        ["simple", "queue", "sync-ps", "sync-replicated", "async", "dist-replicated"].map(PossibleValue::new);
+    let names = ["simple", "queue", "sync-ps", "sync-replicated", "async", "dist-ps", "dist-replicated"]
+        .map(PossibleValue::new);
     PossibleValuesParser::new(names.into_iter().chain([PossibleValue::new("noop").hide(true)]))
 }
 
@@ -198,6 +198,7 @@ impl TrainArgs {
             Some("noop") => Ok(NoOpTrainer::new().into()),
             Some("sync-ps") => Ok(SyncMultiGpuTrainerParameterServer::on(self.devices()).into()),
             Some("sync-replicated") => Ok(SyncMultiGpuTrainerReplicated::on(self.devices()).into()),
+            Some("dist-ps") => Ok(DistributedTrainerParameterServer::on(self.devices()).into()),
             Some("dist-replicated") => Ok(DistributedTrainerReplicated::on(self.devices()).into()),
             Some("async") => Ok(AsyncMultiGpuTrainer::on(self.devices()).into()),
             Some(other) => Err(Error::argument(format!("--trainer: unknown trainer {other:?}"))),
@@ -208,7 +209,9 @@ impl TrainArgs {
     /// batch.
     pub fn towers(&self) -> usize {
         match self.trainer.as_deref() {
-            Some("sync-ps" | "sync-replicated" | "async" | "dist-replicated") => self.devices().len(),
+            Some("sync-ps" | "sync-replicated" | "async" | "dist-ps" | "dist-replicated") => {
+                self.devices().len()
+            }
             _ => 1,
         }
     }
@@ -290,7 +293,7 @@ mod tests {
         let command = Program::command();
         let trainer = command.get_arguments().find(|arg| arg.get_id() == "trainer").unwrap();
         let names = trainer.get_possible_values();
-        assert_eq!(names.len(), 7);
+        assert_eq!(names.len(), 8);
         for name in names {
             args(&format!("--trainer {}", name.get_name())).unwrap().trainer().unwrap();
         }

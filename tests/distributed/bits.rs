@@ -14,11 +14,15 @@ fn any_division_gives_the_same_bits(net: Net) {
     let _turn = one_at_a_time();
     for total in [4, 6] {
         let whole = undisturbed(&task(net, total).1, total);
-        // The same trainer in one process without a launcher.
-        let (_dir, task_alone) = task(net, total);
-        start_alone(&task_alone).assert_finishes();
-        Outcome::read(&task_alone).assert_same(&whole, &format!("{net:?}: 1 x {total}"));
-        for ranks in (2..=4).filter(|ranks| total % ranks == 0 && (total, *ranks) != (6, 3)) {
+        // The same trainers in one process without a launcher.
+        for sharded in [false, true] {
+            let (_dir, task_alone) = task(net, total);
+            let task_alone = Task { sharded, ..task_alone };
+            start_alone(&task_alone).assert_finishes();
+            Outcome::read(&task_alone)
+                .assert_same(&whole, &format!("{net:?}: 1 x {total}, sharded: {sharded}"));
+        }
+        for ranks in (2..=4).filter(|ranks| total % ranks == 0) {
             let towers = total / ranks;
             for installation in Installation::sample(&format!("{net:?} {ranks} x {towers}")) {
                 let (_dir, task) = task(net, towers);
@@ -27,6 +31,11 @@ fn any_division_gives_the_same_bits(net: Net) {
                 Outcome::read(&task).assert_same(&whole, &what);
                 println!("{what}: same bits");
             }
+            let installation = &Installation::sample(&format!("sharded {net:?} {ranks} x {towers}"))[0];
+            let (_dir, task) = task(net, towers);
+            let task = Task { sharded: true, ..task };
+            installation.finish(ranks, &task);
+            Outcome::read(&task).assert_same(&whole, &format!("{net:?}: {ranks} x {towers}, sharded"));
         }
         assert!(whole.bytes("logits/W").iter().any(|byte| *byte != 0));
     }

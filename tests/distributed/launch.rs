@@ -147,6 +147,12 @@ impl Run {
         Some((status.parse().unwrap(), time.parse().unwrap()))
     }
 
+    /// Returns the resident memory of a rank at the end of training, in kB, and the kind of the error
+    /// with which it read the state of the optimizer, if it could not.
+    pub(crate) fn memory(&self, rank: usize) -> (u64, Option<String>) {
+        serde_json::from_str(&self.read(&format!("memory-{rank}")).unwrap()).unwrap()
+    }
+
     /// Returns when the fault was injected.
     pub(crate) fn fault_time(&self) -> Option<u128> {
         self.read(BEGUN).map(|text| text.parse().unwrap())

@@ -30,6 +30,7 @@ mod wire;
 mod network;
 mod not_finite;
 mod restarts;
+mod sharded;
 mod stops;
 mod strangers;
 

@@ -3,13 +3,15 @@
 use crate::fault;
 use crate::task::{Difference, Net, Place};
 use tensorpack::dataflow::{DataFlow, Flow, FromList};
-use tensorpack::optim::Optimizer;
+use tensorpack::optim::{Accumulate, Optimizer};
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 
 const SIZE: usize = 8;
 const CLASSES: usize = 4;
 const EXAMPLES: usize = 96;
+/// An odd number, so that ranks cannot divide the weights evenly.
+pub(crate) const WIDE: usize = 60_001;
 
 /// A model, with faults in its graph. All ranks and all runs have the same graph.
 pub(crate) struct Classifier {
@@ -34,6 +36,7 @@ impl ModelDesc for Classifier {
             Net::Dense => dense(t, &x, width),
             Net::Convnet => convnet(t, &x, width),
             Net::Resnet => resnet(t, &x, width),
+            Net::Wide => Linear::new(WIDE).relu().apply(t, "fc0", &x),
         };
         // Its gradient is computed first of all, so the fault is early in the backward pass.
         let x = faulty(Place::Backward, x);
@@ -47,6 +50,7 @@ impl ModelDesc for Classifier {
         let rate = if self.difference == Some(Difference::LearningRate) { 0.04 } else { 0.05 };
         let optimizer = match self.net {
             Net::Resnet => Momentum::new(rate, 0.9).boxed(),
+            Net::Wide => Accumulate::new(Adam::new(rate / 10.0), 2).boxed(),
             _ => Adam::new(rate).boxed(),
         };
         if self.plain { optimizer } else { optimizer.process(FaultyUpdate).boxed() }

@@ -13,7 +13,9 @@ use tensorpack::callback::{RunCx, TrainCx};
 use tensorpack::input::QueueInput;
 use tensorpack::io::SessionInit;
 use tensorpack::prelude::*;
-use tensorpack::train::{DistributedTrainerReplicated, Ended, NanPolicy, Trained};
+use tensorpack::train::{
+    DistributedTrainerParameterServer, DistributedTrainerReplicated, Ended, NanPolicy, Trained,
+};
 
 /// Saves when the number of steps is a multiple of this, and at the end of every epoch.
 const SAVE_EVERY: u64 = 4;
@@ -102,10 +104,15 @@ fn train(task: &Task, rank: usize, difference: Option<Difference>) -> Result<Tra
         config = config.disk(Box::new(FaultyDisk::default()));
     }
     let towers = task.towers + other(Difference::Towers) as usize;
-    match task.alone {
-        true => launch_train_with_config(config, SyncMultiGpuTrainerReplicated::new(towers)),
-        false => {
+    match (task.alone, task.sharded) {
+        (true, false) => launch_train_with_config(config, SyncMultiGpuTrainerReplicated::new(towers)),
+        (true, true) => launch_train_with_config(config, SyncMultiGpuTrainerParameterServer::new(towers)),
+        (false, false) => {
             let trainer = DistributedTrainerReplicated::new(towers).peer_timeout(task.peer_timeout);
+            launch_train_with_config(config, trainer)
+        }
+        (false, true) => {
+            let trainer = DistributedTrainerParameterServer::new(towers).peer_timeout(task.peer_timeout);
             launch_train_with_config(config, trainer)
         }
     }
@@ -147,7 +154,9 @@ impl Callback for Faults {
         fault::inject(Place::EpochEnd)
     }
 
-    fn after_train(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+    fn after_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        let divided = cx.session().read("fc0/W/adam_m").err().map(|e| format!("{:?}", e.kind()));
+        report_memory(divided)?;
         fault::inject(Place::AfterTrain)
     }
 
@@ -158,4 +167,17 @@ impl Callback for Faults {
         }
         serde_json::Value::Null
     }
+}
+
+/// Writes the memory of this process, and the kind of the error with which the state of the optimizer
+/// is read, for [`Run::memory`](crate::launch::Run::memory).
+fn report_memory(divided: Option<String>) -> Result<()> {
+    let status = fs::read_to_string("/proc/self/status")
+        .map_err(|e| Error::new(tensorpack::ErrorKind::Io, e.to_string()))?;
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
+    let report: (Option<u64>, Option<String>) = (resident.and_then(|kb| kb.trim().parse().ok()), divided);
+    if let Some((folder, _)) = Task::of_this_process() {
+        write_whole(&folder, &format!("memory-{}", rank()), &serde_json::to_vec(&report).unwrap());
+    }
+    Ok(())
 }

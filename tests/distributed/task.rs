@@ -18,6 +18,8 @@ pub(crate) enum Net {
     Convnet,
     /// Residual blocks with batch norm.
     Resnet,
+    /// Two dense layers with many weights, whose gradients are accumulated.
+    Wide,
 }
 
 /// What goes wrong.
@@ -99,8 +101,10 @@ pub(crate) struct Task {
     pub(crate) net: Net,
     /// The number of towers in each process.
     pub(crate) towers: usize,
-    /// Trains with `SyncMultiGpuTrainerReplicated`, in one process.
+    /// Trains with a `SyncMultiGpuTrainer`, in one process.
     pub(crate) alone: bool,
+    /// Divides the updates, as the parameter-server trainers do.
+    pub(crate) sharded: bool,
     pub(crate) logdir: PathBuf,
     pub(crate) epochs: u64,
     pub(crate) steps_per_epoch: u64,
@@ -126,6 +130,7 @@ impl Task {
             net,
             towers,
             alone: false,
+            sharded: false,
             logdir: logdir.into(),
             epochs: 3,
             steps_per_epoch: 5,

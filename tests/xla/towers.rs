@@ -1,7 +1,7 @@
 //! Several towers on several XLA devices: k towers with batch size b train like one tower with
 //! batch size k b, on both engines.
 
-use crate::{child, device, devices};
+use crate::{device, devices};
 use tensorpack::ErrorKind;
 use tensorpack::dataflow::FromFn;
 use tensorpack::graph::{Graph, UPDATE_OPS, VariableSpec};
@@ -13,8 +13,6 @@ use tensorpack::train::SingleCostTrainer;
 use tensorpack_testing::assert_mentions;
 
 const TOTAL: usize = 24;
-/// Set in the child process of a test.
-const CHILD: &str = "TENSORPACK_TEST_CHILD";
 
 /// A net with dropout and synchronized batch normalization.
 struct Net {
@@ -138,24 +136,6 @@ fn towers_need_contiguous_devices() {
 
 fn open(device: Device) -> Result<Session> {
     Session::with(Graph::new().freeze()?, SessionOptions { device, ..SessionOptions::default() })
-}
-
-#[test]
-fn parameter_server_logs_that_variables_are_replicated() {
-    let Some(devices) = devices(2) else { return };
-    let net = || Net { follow_the_first: false };
-    let placed = train(net(), 2, Device::Cpu(0), SyncMultiGpuTrainerParameterServer::on(devices.clone()));
-    if std::env::var_os(CHILD).is_some() {
-        return;
-    }
-    let replicated = train(net(), 2, Device::Cpu(0), SyncMultiGpuTrainerReplicated::on(devices.clone()));
-    assert!(placed == replicated, "the weights differ");
-    // Only another process can read the log lines.
-    let this = "towers::parameter_server_logs_that_variables_are_replicated";
-    let output = child(this).env(CHILD, "1").output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    let logged = text.contains("variables are replicated") && text.contains(&devices[0].to_string());
-    assert!(output.status.success() && logged, "{text}");
 }
 
 #[test]

@@ -53,6 +53,10 @@ pub(super) enum CompiledKernel {
     AllReduceDone {
         index: usize,
     },
+    /// All-gather `index` of an [`Exchange`].
+    AllGather {
+        index: usize,
+    },
     Custom {
         kernel: Arc<dyn CustomKernel>,
         inputs: Vec<(DType, Vec<usize>)>,
@@ -181,6 +185,19 @@ impl CompiledKernel {
             Kernel::AllReduce { key, input, .. } => {
                 CompiledKernel::AllReduce { dtype: input.dtype, len: input.len(), key: key.clone() }
             }
+            // Split into its halves, like an all-reduce.
+            Kernel::ReduceScatter { key, input, .. } => {
+                CompiledKernel::AllReduce { dtype: input.dtype, len: input.len(), key: key.clone() }
+            }
+            Kernel::AllGather { .. } => {
+                let is_gather = |n: &&KernelNode| matches!(n.kernel, Kernel::AllGather { .. });
+                let gathers = program.kernels.iter().filter(is_gather);
+                let index = gathers.take_while(|n| n.outputs != node.outputs).count();
+                CompiledKernel::AllGather { index }
+            }
+            Kernel::Shard { .. } => {
+                return Err(Error::new(ErrorKind::Unsupported, "a shard of an unknown index"));
+            }
             Kernel::Custom { kernel, inputs } => CompiledKernel::Custom {
                 kernel: kernel.clone(),
                 inputs: inputs.iter().map(form).collect(),
@@ -216,6 +233,7 @@ impl CompiledKernel {
             CompiledKernel::AllReduce { .. } => "all-reduce",
             CompiledKernel::AllReduceStart { .. } => "all-reduce-start",
             CompiledKernel::AllReduceDone { .. } => "all-reduce-done",
+            CompiledKernel::AllGather { .. } => "all-gather",
             CompiledKernel::Custom { .. } => "custom",
         }
     }
@@ -391,6 +409,14 @@ impl CompiledKernel {
                 // SAFETY: as promised by the caller: the output has the length of the all-reduce.
                 unsafe { m.participant.exchange.ok_or_else(no_exchange)?.done(*index, write(0))? };
                 // SAFETY: the output is complete.
+                unsafe { m.check_all() };
+            }
+            CompiledKernel::AllGather { index } => {
+                let exchange = m.participant.exchange.ok_or_else(no_exchange)?;
+                // SAFETY: as promised by the caller: `kir::validate` has checked the lengths of all
+                // inputs and outputs.
+                unsafe { exchange.gather(*index, m.reads, m.writes)? };
+                // SAFETY: the outputs are complete.
                 unsafe { m.check_all() };
             }
             CompiledKernel::Custom { kernel, inputs, outputs } => {

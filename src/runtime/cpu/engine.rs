@@ -7,6 +7,7 @@
 use super::all_reduce::Communicator;
 use super::compiled_kernel::{CompiledKernel, Participant};
 use super::exchange::{Exchange, Split};
+use super::overflow::Measured;
 use super::pipeline::{self, Compilation, Mode, PassCx};
 use super::plan::Plan;
 use super::shared_variables::SharedVariables;
@@ -14,8 +15,8 @@ use super::tower_run::{Phase, TowerCx, TowerMemory, TowerRun};
 use super::tower_thread::{TowerThread, WatchedProgram};
 use super::variables::Variables;
 use crate::distributed::ProcessGroup;
-use crate::graph::VariableInfo;
-use crate::kir::{Kernel, KernelNode, Origin, Program};
+use crate::graph::{Sharding, VariableInfo};
+use crate::kir::{Kernel, KernelNode, Origin, Program, Shards};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
 use crate::runtime::session::is_valid_feed;
 use crate::runtime::value_errors::Diagnosis;
@@ -66,6 +67,8 @@ struct Engine {
     tower_thread: Option<Arc<TowerThread>>,
     shared: Arc<Mutex<Shared>>,
     fork: Option<Fork>,
+    /// Whether all teams update the variables together, and not the first alone.
+    joint_updates: bool,
 }
 
 /// The resources that all programs of an engine share. One program uses them at a time.
@@ -95,6 +98,8 @@ struct TowerTeams {
     /// One thread per tower, which leads that tower's team.
     leaders: Team,
     teams: Vec<Mutex<Team>>,
+    /// As many threads as all teams have, for updates that they do together.
+    joint: Option<Mutex<Team>>,
     communicator: Arc<Communicator>,
 }
 
@@ -106,7 +111,22 @@ impl Engine {
             shared: Shared::new(options, Variables::default()),
             fork: None,
             tower_thread: None,
+            joint_updates: false,
         }
+    }
+
+    /// Returns how processes divide variables and their updates.
+    fn shards(&self) -> Option<Shards> {
+        let group = self.options.process_group.as_ref().filter(|group| group.size() > 1)?;
+        Some(Shards { count: group.size(), own: Some(group.rank()) })
+    }
+
+    fn lower(&self, source: &Source<'_>) -> Result<Lowered> {
+        let lowered = source.lower()?;
+        Ok(match self.shards() {
+            Some(shards) => lowered.shard_updates(source.graph().variables(), shards),
+            None => lowered,
+        })
     }
 
     fn executable(&mut self, lowered: Lowered) -> Result<Box<dyn Executable>> {
@@ -153,6 +173,7 @@ impl Engine {
         shared.teams.push(TowerTeams {
             leaders,
             teams: (0..towers).map(|_| Mutex::new(Team::among(threads, all))).collect(),
+            joint: (self.joint_updates && towers > 1).then(|| Mutex::new(Team::among(all, all))),
             communicator: Arc::new(Communicator::new(towers, deadline, all <= cores)),
         });
         Ok(())
@@ -261,8 +282,9 @@ impl Engine {
             .zip(memories.iter())
             .fold(0usize, |more, (plan, memory)| more.saturating_add(memory.missing(plan, teams.threads())));
         memory_limit::check(more, "this program", self.options.memory_limit)?;
-        for (plan, memory) in plans.iter().zip(memories) {
-            memory.make_room(plan, teams.threads())?;
+        for (i, (plan, memory)) in plans.iter().zip(memories).enumerate() {
+            let joint = teams.joint.as_ref().filter(|_| i == 0).map_or(0, |team| own(team).len());
+            memory.make_room(plan, teams.threads().max(joint))?;
         }
         let profile = self.options.profile;
         let towers = plans.into_iter().map(|plan| Mutex::new(TowerRun::new(plan, profile))).collect();
@@ -334,8 +356,13 @@ impl Executor for Engine {
         if there.count() > 0 {
             return Err(Error::new(ErrorKind::Engine, "this engine has its variables already"));
         }
-        *there = Variables::new(variables, seed, self.options.memory_limit)?;
+        self.joint_updates = variables.iter().any(|v| v.sharding != Sharding::None);
+        *there = Variables::new(variables, seed, self.options.memory_limit, self.shards())?;
         Ok(())
+    }
+
+    fn shards(&self, index: usize) -> Result<Option<Shards>> {
+        Ok(self.variables.take()?.shards(index))
     }
 
     fn read(&self, index: usize) -> Result<HostTensor> {
@@ -347,7 +374,7 @@ impl Executor for Engine {
     }
 
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
-        self.executable(source.lower()?)
+        self.executable(self.lower(source)?)
     }
 
     fn find_non_finite(
@@ -356,7 +383,7 @@ impl Executor for Engine {
         run: &RunInfo,
         feeds: &[Feed<'_>],
     ) -> Result<Option<Error>> {
-        let lowered = source.lower()?;
+        let lowered = self.lower(source)?;
         let diagnosis = lowered.diagnosis().clone();
         let program = self.plan(lowered, Mode::Inspect)?;
         match self.must_be_watched(&program) {
@@ -377,6 +404,7 @@ impl Executor for Engine {
             shared: Shared::new(&self.options, snapshot),
             fork: Some(fork),
             tower_thread: None,
+            joint_updates: false,
         }))
     }
 }
@@ -422,7 +450,7 @@ impl CpuProgram {
         let isa = shared.isa;
         let Shared { teams, memories, .. } = shared;
         let teams = teams.iter_mut().find(|c| c.teams.len() == self.towers.len());
-        let TowerTeams { leaders, teams, communicator } =
+        let TowerTeams { leaders, teams, communicator, .. } =
             teams.ok_or_else(|| Error::new(ErrorKind::Engine, "the program's teams are gone"))?;
         let (memories, teams, communicator) = (&*memories, &*teams, &**communicator);
         communicator.begin();
@@ -555,13 +583,37 @@ impl CpuProgram {
         self.fetch(shared, variables, feeds, outputs)?;
         self.towers.iter().for_each(|tower| own(tower).before_commit(variables));
         let measured = &variables.measured;
-        self.on_all_towers(shared, &|tower, cx| tower.run(cx, run, finite, Phase::Commit, measured))?;
+        let joint = self.commit_jointly(shared, run, finite, measured)?;
+        self.on_all_towers(shared, &|tower, cx| match joint && cx.participant.tower == 0 {
+            true => Ok(()),
+            false => tower.run(cx, run, finite, Phase::Commit, measured),
+        })?;
         self.towers.iter().for_each(|tower| own(tower).after_commit(variables, feeds, shared.isa));
         let staleness =
             if self.variables.are_shared() { variables.version - shared.snapshot.version } else { 0 };
         let changes = |tower: &Mutex<TowerRun>| own(tower).plan.changes_variables();
         variables.version += u64::from(self.towers.iter().any(changes));
         Ok(Outcome::Committed { staleness })
+    }
+
+    /// Updates the variables of the first tower with the threads of all towers, if they do so
+    /// together. Returns whether they do.
+    fn commit_jointly(
+        &self,
+        shared: &mut Shared,
+        run: &RunInfo,
+        finite: &AtomicBool,
+        measured: &[Measured],
+    ) -> Result<bool> {
+        let isa = shared.isa;
+        let (teams, memories) = teams_and_memories(shared, self.towers.len())?;
+        let Some(joint) = &teams.joint else { return Ok(false) };
+        let exchange = self.exchange.as_ref();
+        let participant = Participant { communicator: &teams.communicator, tower: 0, exchange };
+        let mut cx =
+            TowerCx { team: &mut own(joint), memory: &memories[0], isa, participant, at: self.at.as_ref() };
+        own(&self.towers[0]).run(&mut cx, run, finite, Phase::Commit, measured)?;
+        Ok(true)
     }
 
     /// Returns whether all next values are finite: by proof, or else by a trial run of the update.

@@ -9,9 +9,10 @@
 use super::all_reduce::Communicator;
 use super::pipeline::Compilation;
 use super::placement;
-use crate::distributed::{Bucket, ProcessGroup};
-use crate::kir::{BufferId, Kernel, KernelNode};
+use crate::distributed::{AllGather, Bucket, ProcessGroup};
+use crate::kir::{BufferId, Kernel, KernelNode, Program, Shards};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
@@ -28,6 +29,8 @@ struct Found {
     dtype: DType,
     len: usize,
     deferred: bool,
+    /// Set if each process needs its shard of the sum alone.
+    shards: Option<Shards>,
 }
 
 /// Where the start and the done of an all-reduce are among the kernels of a tower: each before the
@@ -47,23 +50,78 @@ pub(super) struct Exchange {
     group: Arc<ProcessGroup>,
     deadline: Duration,
     members: Vec<Member>,
+    /// The all-gathers, in the order of kernels.
+    gathers: Vec<AllGather>,
 }
 
 /// A tensor in a bucket.
 #[derive(Debug)]
 struct Member {
     bucket: Arc<Bucket>,
+    /// The position of its elements in the bucket; of each of its shards in the share of a rank.
     first: usize,
     len: usize,
+    shards: Option<Shards>,
+    /// The number of elements of the bucket that each rank gets.
+    share: usize,
     /// Whether the bucket is complete with it.
     last: bool,
+}
+
+impl Member {
+    /// Returns the number of elements that this process gets.
+    fn received(&self) -> usize {
+        received(self.len, self.shards)
+    }
+
+    /// Divides a range of the elements into pieces that are contiguous in the bucket. Calls `piece`
+    /// with the position of each, and with its first element.
+    fn pieces(&self, range: &Range<usize>, mut piece: impl FnMut(Range<usize>, usize)) {
+        let Some(shards) = self.shards else {
+            return piece(self.first + range.start..self.first + range.end, range.start);
+        };
+        for rank in 0..shards.count {
+            let start = shards.start(self.len, rank);
+            let (from, to) = (range.start.max(start), range.end.min(start + shards.len(self.len)));
+            if from < to {
+                let at = rank * self.share + self.first + (from - start);
+                piece(at..at + (to - from), from);
+            }
+        }
+    }
+}
+
+/// Returns the number of elements of a sum that this process gets.
+fn received(len: usize, shards: Option<Shards>) -> usize {
+    shards.map_or(len, |shards| shards.len(len))
+}
+
+fn is_all_gather(node: &&KernelNode) -> bool {
+    matches!(node.kernel, Kernel::AllGather { .. })
+}
+
+/// Prepares the all-gathers of a tower, in order.
+fn all_gathers(program: &Program) -> Vec<AllGather> {
+    let gather = |node: &KernelNode| match &node.kernel {
+        Kernel::AllGather { shards, .. } => {
+            let outputs = node.outputs.iter().map(|&b| program.buffer(b));
+            let tensors: Vec<_> = outputs.map(|b| (b.dtype.size(), b.len())).collect();
+            Some(AllGather::new(&tensors, *shards))
+        }
+        _ => None,
+    };
+    program.kernels.iter().filter_map(gather).collect()
 }
 
 fn find(kernels: &[KernelNode], overlap: bool) -> Vec<(usize, Found)> {
     let found = kernels.iter().enumerate().filter_map(|(i, node)| match &node.kernel {
         Kernel::AllReduce { key, input, deferred } => {
             let (key, deferred) = (key.clone(), *deferred && overlap);
-            Some((i, Found { key, dtype: input.dtype, len: input.len(), deferred }))
+            Some((i, Found { key, dtype: input.dtype, len: input.len(), deferred, shards: None }))
+        }
+        Kernel::ReduceScatter { key, input, shards } => {
+            let (key, shards) = (key.clone(), Some(*shards));
+            Some((i, Found { key, dtype: input.dtype, len: input.len(), deferred: overlap, shards }))
         }
         _ => None,
     });
@@ -104,25 +162,41 @@ fn split(compilation: &Compilation, overlap: bool) -> Vec<Split> {
     splits
 }
 
-/// Assigns all-reduces to buckets: the index of each one's bucket.
+/// Assigns all-reduces to buckets: the index of each one's bucket. Sums and shards of sums that follow
+/// each other fill a bucket each. Buckets are numbered in the order in which they are complete.
 fn buckets(found: &[Found]) -> Vec<usize> {
     let bytes = |f: &Found| f.len * f.dtype.size();
     let total: usize = found.iter().filter(|f| f.deferred).map(bytes).sum();
     let limit = (total / 8).clamp(MIN_BUCKET, MAX_BUCKET);
-    let (mut assigned, mut bucket, mut size) = (Vec::new(), 0, 0);
-    for (i, f) in found.iter().enumerate() {
-        let joins = i > 0 && {
-            let before = &found[i - 1];
-            before.deferred && f.deferred && before.dtype == f.dtype && size + bytes(f) <= limit
-        };
-        if i > 0 && !joins {
-            bucket += 1;
-            size = 0;
+    // The buckets that are not full yet: what they hold, and how many bytes.
+    let mut open: Vec<(usize, (DType, Option<Shards>), usize)> = Vec::new();
+    let (mut assigned, mut count) = (Vec::new(), 0);
+    for f in found {
+        let kind = (f.dtype, f.shards);
+        if !f.deferred {
+            open.clear();
         }
-        size += bytes(f);
-        assigned.push(bucket);
+        let fits = |(_, of, size): &&mut (usize, _, usize)| *of == kind && *size + bytes(f) <= limit;
+        match open.iter_mut().find(fits) {
+            Some((bucket, _, size)) if f.deferred => {
+                *size += bytes(f);
+                assigned.push(*bucket);
+            }
+            _ => {
+                open.retain(|(_, of, _)| *of != kind);
+                if f.deferred {
+                    open.push((count, kind, bytes(f)));
+                }
+                assigned.push(count);
+                count += 1;
+            }
+        }
     }
-    assigned
+    let last = |bucket: usize| assigned.iter().rposition(|b| *b == bucket);
+    let mut in_order: Vec<usize> = (0..count).collect();
+    in_order.sort_by_key(|&bucket| last(bucket));
+    let place = |bucket: &usize| in_order.iter().position(|b| b == bucket).unwrap_or(0);
+    assigned.iter().map(place).collect()
 }
 
 impl Exchange {
@@ -136,31 +210,47 @@ impl Exchange {
     ) -> Result<Option<(Exchange, Vec<Vec<Split>>)>> {
         let kernels = towers.first().map_or(&[][..], |c| &c.program.kernels[..]);
         let found: Vec<Found> = find(kernels, overlap).into_iter().map(|(_, found)| found).collect();
-        if found.is_empty() || group.size() == 1 {
+        // Only the first tower updates variables.
+        if let Some(other) = towers.iter().skip(1).find_map(|c| c.program.kernels.iter().find(is_all_gather))
+        {
+            let why = "only the first tower of a process can read variables that are divided over processes";
+            return Err(Error::new(ErrorKind::Unsupported, why)
+                .within(&other.origin.name)
+                .at(other.origin.site));
+        }
+        let gathers = towers.first().map_or_else(Vec::new, |c| all_gathers(&c.program));
+        if found.is_empty() && gathers.is_empty() || group.size() == 1 {
             return Ok(None);
         }
         let assigned = buckets(&found);
         let splits: Vec<Vec<Split>> = towers.iter().map(|c| split(c, overlap)).collect();
         splits.iter().try_for_each(|splits| check(splits, &found, &assigned))?;
         let mut members: Vec<Member> = Vec::new();
-        let last = assigned.last().copied().unwrap_or(0);
-        for bucket in 0..=last {
-            let of_bucket: Vec<&Found> =
-                found.iter().zip(&assigned).filter(|(_, b)| **b == bucket).map(|(f, _)| f).collect();
-            let elements = of_bucket.iter().map(|f| f.len).sum();
-            let name = match of_bucket.len() {
-                1 => format!("waiting for the sum of {}", of_bucket[0].key),
-                n => format!("waiting for the sums of {} and {} more", of_bucket[0].key, n - 1),
+        for (i, f) in found.iter().enumerate() {
+            let of_bucket: Vec<usize> = (0..found.len()).filter(|&j| assigned[j] == assigned[i]).collect();
+            let received = |j: &usize| received(found[*j].len, found[*j].shards);
+            let share = of_bucket.iter().map(received).sum();
+            let bucket = match of_bucket[0] {
+                first if first < i => members[first].bucket.clone(),
+                first => {
+                    let key = &found[first].key;
+                    let name = match of_bucket.len() {
+                        1 => format!("waiting for the sum of {key}"),
+                        n => format!("waiting for the sums of {key} and {} more", n - 1),
+                    };
+                    Arc::new(match f.shards {
+                        None => Bucket::new(name, f.dtype, share, group, towers.len()),
+                        Some(_) => {
+                            Bucket::scattering(name, f.dtype, share * group.size(), group, towers.len())
+                        }
+                    })
+                }
             };
-            let shared = Arc::new(Bucket::new(name, of_bucket[0].dtype, elements, group, towers.len()));
-            let mut first = 0;
-            for (i, f) in of_bucket.iter().enumerate() {
-                let last = i + 1 == of_bucket.len();
-                members.push(Member { bucket: shared.clone(), first, len: f.len, last });
-                first += f.len;
-            }
+            let first = of_bucket.iter().take_while(|j| **j < i).map(received).sum();
+            let (len, shards, last) = (f.len, f.shards, of_bucket.last() == Some(&i));
+            members.push(Member { bucket, first, len, shards, share, last });
         }
-        Ok(Some((Exchange { group: group.clone(), deadline, members }, splits)))
+        Ok(Some((Exchange { group: group.clone(), deadline, members, gathers }, splits)))
     }
 
     /// Starts all-reduce `index`: adds the summands of all towers of this process to its bucket, and
@@ -176,11 +266,14 @@ impl Exchange {
         what: &str,
         input: *const u8,
     ) -> Result<()> {
-        let Member { bucket, first, len, last } = &self.members[index];
-        let fill = |share: std::ops::Range<usize>, summand: &dyn Fn(usize) -> *const u8| {
-            // SAFETY: every tower contributes `len` elements, as the caller promises, and fills its
-            // own share; a bucket is sent only after all shares are filled.
-            unsafe { bucket.fill(first + share.start..first + share.end, share.start, summand) };
+        let member = &self.members[index];
+        let Member { bucket, len, last, .. } = member;
+        let fill = |share: Range<usize>, summand: &dyn Fn(usize) -> *const u8| {
+            member.pieces(&share, |at, first| {
+                // SAFETY: every tower contributes `len` elements, as the caller promises, and fills
+                // its own share; a bucket is sent only after all shares are filled.
+                unsafe { bucket.fill(at, first, summand) };
+            });
         };
         // SAFETY: the caller's promise.
         unsafe { communicator.share(tower, what, input, *len, &fill)? };
@@ -195,9 +288,24 @@ impl Exchange {
     /// # Safety
     /// `output` must be valid for writing the elements of this all-reduce.
     pub(super) unsafe fn done(&self, index: usize, output: *mut u8) -> Result<()> {
-        let Member { bucket, first, len, .. } = &self.members[index];
+        let member = &self.members[index];
+        let (first, len) = (member.first, member.received());
         // SAFETY: the caller's promise.
-        unsafe { bucket.receive(&self.group, *first, *len, output, self.deadline) }
+        unsafe { member.bucket.receive(&self.group, first, len, output, self.deadline) }
+    }
+
+    /// Gathers the tensors of all-gather `index`, whose shards are at `inputs`.
+    ///
+    /// # Safety
+    /// `inputs` and `outputs` must be valid for the bytes of each shard and of each whole tensor.
+    pub(super) unsafe fn gather(
+        &self,
+        index: usize,
+        inputs: &[*const u8],
+        outputs: &[*mut u8],
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.gathers[index].run(&self.group, inputs, outputs, self.deadline) }
     }
 
     /// Returns whether all processes say `yes`.
@@ -221,4 +329,27 @@ fn check(splits: &[Split], found: &[Found], assigned: &[usize]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(len: usize, deferred: bool, scatters: bool) -> Found {
+        let shards = scatters.then_some(Shards { count: 2, own: Some(0) });
+        Found { key: String::new(), dtype: DType::F32, len, deferred, shards }
+    }
+
+    /// Large and small gradients alternate: weights are scattered, and biases summed up everywhere.
+    /// Each kind has its own buckets, and a sum that cannot be late ends them.
+    #[test]
+    fn sums_and_shards_fill_buckets_of_their_own() {
+        let (large, small) = (found(40_000, true, true), found(10, true, false));
+        let pairs = |n: usize| (0..n).flat_map(|_| [large.clone(), small.clone()]).collect::<Vec<_>>();
+        // One bucket holds 65,536 elements.
+        assert_eq!(buckets(&pairs(3)), [0, 3, 1, 3, 2, 3]);
+        let small_first = [&[small.clone()][..], &pairs(1), &[found(7, false, false)], &pairs(1)].concat();
+        assert_eq!(buckets(&small_first), [1, 0, 1, 2, 3, 4]);
+        assert_eq!(buckets(&[]), [0; 0]);
+    }
 }

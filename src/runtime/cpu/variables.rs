@@ -5,9 +5,10 @@
 use super::memory::{Block, padded};
 use super::overflow::{Measured, Value, bound};
 use crate::graph::VariableInfo;
-use crate::kir;
+use crate::kir::{self, Shards};
 use crate::runtime::executor::check_value;
 use crate::runtime::memory_limit;
+use crate::runtime::shard_updates::stored_shards;
 use tensorpack_kernels::{Isa, extremes};
 use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
@@ -24,8 +25,11 @@ pub(super) struct Place {
 pub(super) struct Variables {
     slabs: Vec<Block>,
     places: Vec<Place>,
-    /// Type and sizes of each variable.
+    /// Type and sizes of each variable as it is stored.
     types: Vec<(DType, Vec<usize>)>,
+    /// The sizes of the whole variable, and the shard that is stored, for those that are divided
+    /// over processes.
+    divided: Vec<Option<(Vec<usize>, Shards)>>,
     /// The known bounds of each variable; empty in a snapshot.
     pub(super) known: Vec<Value>,
     /// The extremes that fused updates record.
@@ -35,11 +39,25 @@ pub(super) struct Variables {
 }
 
 impl Variables {
-    pub(super) fn new(infos: &[VariableInfo], seed: u64, limit: Option<usize>) -> Result<Variables> {
+    /// Allocates and initializes variables; of those that are divided, only the own shard.
+    pub(super) fn new(
+        infos: &[VariableInfo],
+        seed: u64,
+        limit: Option<usize>,
+        shards: Option<Shards>,
+    ) -> Result<Variables> {
+        let divided = infos.iter().map(|v| Some((v.sizes.clone(), stored_shards(v, shards)?)));
+        let divided: Vec<Option<(Vec<usize>, Shards)>> = divided.collect();
+        let mut types = Vec::new();
+        for (v, divided) in infos.iter().zip(&divided) {
+            let elements = element_count(&v.sizes)?;
+            let sizes = divided.as_ref().map_or(v.sizes.clone(), |(_, shards)| vec![shards.len(elements)]);
+            types.push((v.dtype, sizes));
+        }
         let mut names: Vec<(&str, DType)> = Vec::new();
         let mut sizes: Vec<usize> = Vec::new();
         let mut places = Vec::new();
-        for v in infos {
+        for (v, (dtype, stored)) in infos.iter().zip(&types) {
             let key = (v.slab.as_str(), v.dtype);
             let slab = names.iter().position(|n| *n == key).unwrap_or_else(|| {
                 names.push(key);
@@ -47,15 +65,14 @@ impl Variables {
                 names.len() - 1
             });
             places.push(Place { slab, offset: sizes[slab] });
-            let bytes = padded(element_count(&v.sizes)? * v.dtype.size());
+            let bytes = padded(element_count(stored)? * dtype.size());
             sizes[slab] = sizes[slab].saturating_add(bytes);
         }
         memory_limit::check(sizes.iter().fold(0, |n, &s| n.saturating_add(s)), "the variables", limit)?;
         let slabs = sizes.iter().map(|&n| Block::zeroed(n)).collect::<Result<Vec<Block>>>()?;
-        let types = infos.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
         let measured = infos.iter().map(|_| Measured::default()).collect();
         let known = vec![Value::default(); infos.len()];
-        let mut variables = Variables { slabs, places, types, known, measured, version: 0 };
+        let mut variables = Variables { slabs, places, types, divided, known, measured, version: 0 };
         for (i, v) in infos.iter().enumerate() {
             variables.write(i, &v.init.value(seed, &v.name, v.dtype, &v.sizes)?)?;
         }
@@ -65,8 +82,8 @@ impl Variables {
     /// Returns zeroed memory for a copy of these variables.
     pub(super) fn zeroed_copy(&self) -> Result<Variables> {
         let slabs = self.slabs.iter().map(|b| Block::zeroed(b.len())).collect::<Result<Vec<Block>>>()?;
-        let (places, types) = (self.places.clone(), self.types.clone());
-        Ok(Variables { slabs, places, types, known: Vec::new(), measured: Vec::new(), version: 0 })
+        let (places, types, divided) = (self.places.clone(), self.types.clone(), self.divided.clone());
+        Ok(Variables { slabs, places, types, divided, known: Vec::new(), measured: Vec::new(), version: 0 })
     }
 
     /// Copies the values of some variables from `others`, which has the same layout.
@@ -96,6 +113,12 @@ impl Variables {
         self.slabs[slab].as_ptr()
     }
 
+    /// Returns how a variable is divided over processes, if it is.
+    pub(super) fn shards(&self, index: usize) -> Option<Shards> {
+        self.divided.get(index)?.as_ref().map(|(_, shards)| *shards)
+    }
+
+    /// Returns the value of a variable as it is stored.
     pub(super) fn read(&self, index: usize) -> Result<HostTensor> {
         let Some((dtype, sizes)) = self.types.get(index) else {
             return Err(Error::argument(format!("there is no variable with index {index}")));
@@ -111,12 +134,24 @@ impl Variables {
         Ok(value)
     }
 
-    /// Overwrites a variable with a value of its own type and sizes.
+    /// Overwrites a variable with a value of its own type and sizes. Of a variable that is divided,
+    /// the own shard is written.
     pub(super) fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
-        check_value(self.types.get(index).map(|(dtype, sizes)| (*dtype, &sizes[..])), index, value)?;
+        let stored = self.types.get(index).map(|(dtype, sizes)| (*dtype, &sizes[..]));
+        let divided = self.divided.get(index).and_then(Option::as_ref);
+        let whole = divided.and_then(|(sizes, _)| Some((stored?.0, &sizes[..])));
+        check_value(whole.or(stored), index, value)?;
         let place = self.places[index];
-        let bytes = value.as_bytes();
-        // SAFETY: as in `read`; `check_value` has just checked the type and sizes of `value`.
+        let bytes = match divided {
+            None => value.as_bytes(),
+            Some((_, shards)) => {
+                let size = value.dtype().size();
+                let start = shards.start(value.len(), shards.own.unwrap_or(0)) * size;
+                &value.as_bytes()[start..start + shards.len(value.len()) * size]
+            }
+        };
+        // SAFETY: as in `read`; `check_value` has just checked the type and sizes of `value`, of
+        // which `bytes` are all that is stored.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),

@@ -2,7 +2,7 @@
 
 use super::spmd::SpmdProgram;
 use super::stablehlo::{Element, Value, Writer};
-use crate::kir::{BufferId, BufferKind, Kernel};
+use crate::kir::{BufferId, BufferKind, Kernel, Shards};
 use std::collections::HashSet;
 use tensorpack_tensor::DType;
 
@@ -11,10 +11,60 @@ pub(super) fn all_reduce(w: &mut Writer, name: &str, x: &Value, replicas: usize)
     if replicas == 1 {
         return x.clone();
     }
-    let group: Vec<String> = (0..replicas).map(|r| r.to_string()).collect();
-    let attributes = format!("replica_groups = dense<[[{}]]> : tensor<1x{replicas}xi64>", group.join(", "));
     let region = w.binary_region(name, x.element);
-    w.with_region("all_reduce", &[x], &attributes, &region, &[(x.element, x.sizes.clone())]).swap_remove(0)
+    let result = (x.element, x.sizes.clone());
+    w.with_region("all_reduce", &[x], &all_replicas(replicas), &region, &[result]).swap_remove(0)
+}
+
+/// Returns the attribute of a collective in which all replicas take part, in their order.
+fn all_replicas(replicas: usize) -> String {
+    let group: Vec<String> = (0..replicas).map(|r| r.to_string()).collect();
+    format!("replica_groups = dense<[[{}]]> : tensor<1x{replicas}xi64>", group.join(", "))
+}
+
+/// Returns the shard of a tensor that belongs to the replica.
+pub(super) fn shard(w: &mut Writer, x: &Value, shards: &Shards) -> Value {
+    let elements = x.len();
+    let flat = w.reshape(x, &[elements]);
+    let replica = w.op("replica_id", &[], "", Element::U32, &[]);
+    let replica = w.convert(&replica, DType::I64);
+    let [elements, count] = [elements, shards.count].map(|n| w.integer(n as i128, DType::I64, &[]));
+    let start = w.like("multiply", &[&replica, &elements]);
+    let start = w.like("divide", &[&start, &count]);
+    let len = shards.len(x.len());
+    w.op("dynamic_slice", &[&flat, &start], &format!("slice_sizes = array<i64: {len}>"), x.element, &[len])
+}
+
+/// Returns the replica's shard of the sum over all replicas.
+pub(super) fn reduce_scatter(w: &mut Writer, x: &Value, shards: &Shards) -> Value {
+    let elements = x.len();
+    if !elements.is_multiple_of(shards.count) {
+        let sum = all_reduce(w, "add", x, shards.count);
+        return shard(w, &sum, shards);
+    }
+    let flat = w.reshape(x, &[elements]);
+    let attributes = format!("scatter_dimension = 0 : i64, {}", all_replicas(shards.count));
+    let region = w.binary_region("add", x.element);
+    let result = (x.element, vec![elements / shards.count]);
+    w.with_region("reduce_scatter", &[&flat], &attributes, &region, &[result]).swap_remove(0)
+}
+
+/// Returns the tensor of these sizes whose shards the replicas have.
+pub(super) fn all_gather(w: &mut Writer, x: &Value, shards: &Shards, sizes: &[usize]) -> Value {
+    let (elements, len) = (sizes.iter().product::<usize>(), x.len());
+    let attributes = format!("all_gather_dim = 0 : i64, {}", all_replicas(shards.count));
+    let mut all = w.op("all_gather", &[x], &attributes, x.element, &[len * shards.count]);
+    if !elements.is_multiple_of(shards.count) {
+        // Neighboring shards overlap.
+        let part = |replica: usize| {
+            let len_of_part = shards.part(elements, replica).len();
+            w.slice(&all, &[replica * len], &[1], &[len_of_part])
+        };
+        let parts: Vec<Value> = (0..shards.count).map(part).collect();
+        let parts: Vec<&Value> = parts.iter().collect();
+        all = w.op("concatenate", &parts, "dimension = 0 : i64", x.element, &[elements]);
+    }
+    w.reshape(&all, sizes)
 }
 
 /// Returns whether a boolean is true in all replicas.
@@ -57,7 +107,11 @@ pub(super) fn varying(spmd: &SpmdProgram) -> HashSet<BufferId> {
     varying.extend((0..program.buffers.len() as u32).map(BufferId).filter(fed));
     for node in &program.kernels {
         let differs = match &node.kernel {
-            Kernel::AllReduce { .. } => false,
+            // A shard of a value that varies is one of the first tower's value.
+            Kernel::AllReduce { .. }
+            | Kernel::ReduceScatter { .. }
+            | Kernel::Shard { .. }
+            | Kernel::AllGather { .. } => false,
             Kernel::Random { continued, .. } => *continued,
             kernel => kernel.reads().iter().any(|v| varying.contains(&v.buffer)),
         };

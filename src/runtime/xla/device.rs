@@ -39,11 +39,6 @@ impl Engine for XlaEngine {
         Some(Device::Xla { platform: Platform::named(platform)?, index: parse_index(index)? })
     }
 
-    /// Devices have their own memory, so each has a copy of all variables.
-    fn shares_variables(&self) -> bool {
-        false
-    }
-
     fn supports_process_groups(&self) -> bool {
         true
     }

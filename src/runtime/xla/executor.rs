@@ -4,13 +4,14 @@ use super::module::Purpose;
 use super::program::{XlaProgram, lock};
 use super::staging::StagedFeeds;
 use super::target::{Target, XlaOptions};
-use super::variables::Variables;
+use super::variables::{Variables, shard};
 use crate::distributed::ProcessGroup;
 use crate::graph::VariableInfo;
+use crate::kir::Shards;
 use crate::runtime::executor::{Executable, Executor, Feed, RunInfo, SavedValue, check_value};
+use crate::runtime::shard_updates::stored_shards;
 use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging};
 use std::sync::{Arc, Mutex};
-use tensorpack_pjrt::Buffer;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, element_count};
 
 /// An executor on the devices of a platform.
@@ -18,6 +19,9 @@ pub(in crate::runtime) struct XlaExecutor {
     target: Target,
     variables: Arc<Mutex<Variables>>,
     staged: Arc<StagedFeeds>,
+    /// How the devices divide variables and their updates; `None` if there is one device.
+    shards: Option<Shards>,
+    infos: Vec<VariableInfo>,
 }
 
 impl XlaExecutor {
@@ -31,11 +35,15 @@ impl XlaExecutor {
         interrupt: &Interrupt,
     ) -> Result<XlaExecutor> {
         let target = Target::open(platform, index, options, group, towers, interrupt)?;
-        Ok(XlaExecutor { staged: StagedFeeds::new(&target), target, variables: Arc::default() })
+        let shards =
+            (towers > 1 && target.replicas(1).is_none()).then_some(Shards { count: towers, own: None });
+        let (variables, infos) = Default::default();
+        Ok(XlaExecutor { staged: StagedFeeds::new(&target), target, variables, shards, infos })
     }
 
     pub(super) fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
-        XlaProgram::new(lowered, purpose, &self.target, &self.variables, &self.staged)
+        let divided = self.shards.map(|shards| (&self.infos[..], shards));
+        XlaProgram::new(lowered, purpose, &self.target, &self.variables, &self.staged, divided)
     }
 }
 
@@ -47,9 +55,25 @@ impl Executor for XlaExecutor {
         }
         self.target.check_memory(bytes, "the variables", 0)?;
         let first = variables.iter().map(|v| v.init.value(seed, &v.name, v.dtype, &v.sizes));
-        let made = first.map(|value| self.target.upload(&value?, 0)).collect::<Result<Vec<Buffer>>>()?;
+        let mut made = Vec::new();
+        for (v, value) in variables.iter().zip(first) {
+            let stored = match stored_shards(v, self.shards) {
+                Some(shards) => shard(&value?, shards, 0)?,
+                None => value?,
+            };
+            made.push(self.target.upload(&stored, 0)?);
+        }
         let specs = variables.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
-        *lock(&self.variables) = Variables::new(made, specs, &self.target)?;
+        let divided: Vec<Option<Shards>> = variables.iter().map(|v| stored_shards(v, self.shards)).collect();
+        let mut all = Variables::new(made, specs, divided.clone(), &self.target)?;
+        for (i, v) in variables.iter().enumerate() {
+            if let Some(shards) = divided[i] {
+                all.replicate(&self.target, shards.count)?;
+                all.write(i, &v.init.value(seed, &v.name, v.dtype, &v.sizes)?, &self.target)?;
+            }
+        }
+        *lock(&self.variables) = all;
+        self.infos = variables.to_vec();
         Ok(())
     }
 
@@ -153,7 +177,7 @@ mod tests {
         let first = save(&executor);
         assert!(lock(&executor.variables).is_saved(0));
         run();
-        assert!(!first.buffer.is_donated().unwrap());
+        assert!(!first.buffers[0].is_donated().unwrap());
         assert!(!lock(&executor.variables).is_saved(0));
         assert_eq!(executor.read(0).unwrap(), f32s([2.0, 4.0]));
         let second = save(&executor);

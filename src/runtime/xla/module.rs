@@ -325,6 +325,24 @@ impl<'a> ModuleWriter<'a> {
                 let input = self.read(input);
                 vec![collectives::all_reduce(&mut self.w, "add", &input, self.spmd.replica_count())]
             }
+            Kernel::ReduceScatter { input, shards, .. } => {
+                let input = self.read(input);
+                vec![collectives::reduce_scatter(&mut self.w, &input, shards)]
+            }
+            Kernel::Shard { input, shards } => {
+                let mut value = self.read(input);
+                if collectives::varying(self.spmd).contains(&input.buffer) {
+                    value = collectives::from_first_tower(&mut self.w, &value, self.spmd);
+                }
+                vec![collectives::shard(&mut self.w, &value, shards)]
+            }
+            Kernel::AllGather { inputs, shards } => {
+                let inputs = self.read_all(inputs);
+                let gather = |(input, (_, sizes)): (&Value, &(DType, Vec<usize>))| {
+                    collectives::all_gather(&mut self.w, input, shards, sizes)
+                };
+                inputs.iter().zip(specs).map(gather).collect()
+            }
             Kernel::Custom { .. } => {
                 return Err(Error::new(ErrorKind::Unsupported, "this operation is not supported on XLA")
                     .note("custom kernels run only on the CPU engine: use a device cpu:N"));

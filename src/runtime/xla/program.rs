@@ -7,9 +7,11 @@ use super::spmd::{SpmdProgram, merge_towers};
 use super::staging::StagedFeeds;
 use super::target::Target;
 use super::variables::Variables;
-use crate::kir::{BufferKind, Kernel, KernelNode, Program};
+use crate::graph::VariableInfo;
+use crate::kir::{BufferKind, Kernel, KernelNode, Program, Shards};
 use crate::runtime::Lowered;
 use crate::runtime::executor::{Executable, Feed, Outcome, Pending, RunInfo, check_feeds};
+use crate::runtime::shard_updates::uses_shards;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{DType, HostTensor, Result};
@@ -56,10 +58,17 @@ impl XlaProgram {
         target: &Target,
         variables: &Arc<Mutex<Variables>>,
         staged: &Arc<StagedFeeds>,
+        divided: Option<(&[VariableInfo], Shards)>,
     ) -> Result<XlaProgram> {
         lock(variables).replicate(target, lowered.programs().len())?;
+        let uses_shards = |program: &Program| {
+            divided.is_some_and(|(variables, shards)| uses_shards(program, variables, shards))
+        };
         let (programs, fetches) = match merge_towers(lowered) {
-            Ok(spmd) => {
+            Ok(mut spmd) => {
+                if let Some((variables, shards)) = divided {
+                    spmd = spmd.shard_updates(variables, shards);
+                }
                 let towers = spmd.towers.len();
                 let spmd = match target.replicas(towers) {
                     // A search is each process's own, because only some may have found a value that is
@@ -76,7 +85,7 @@ impl XlaProgram {
                 let fetches = spmd.fetches.iter().map(source).collect();
                 (vec![spmd], fetches)
             }
-            Err(_) if lowered.programs().iter().all(is_independent) => {
+            Err(_) if lowered.programs().iter().all(|p| is_independent(p) && !uses_shards(p)) => {
                 let source = |&(launch, at): &(usize, usize)| FetchSource { launch, tower: 0, index: at };
                 let programs =
                     lowered.programs().iter().map(|p| SpmdProgram::single(p, Vec::new())).collect();
@@ -157,7 +166,7 @@ fn is_independent(program: &Program) -> bool {
 }
 
 fn has_collectives(program: &Program) -> bool {
-    program.kernels.iter().any(|n| matches!(n.kernel, Kernel::AllReduce { .. }))
+    program.kernels.iter().any(|n| n.kernel.is_collective())
 }
 
 /// Returns whether each process can run the program by itself: it changes nothing, or changes

@@ -1,8 +1,11 @@
 //! Merges towers that run the same program on different inputs into one SPMD program.
 
+use super::collectives;
 use super::replicas::Replicas;
-use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, Program, View};
+use crate::graph::VariableInfo;
+use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, Program, Shards, View};
 use crate::runtime::Lowered;
+use crate::runtime::shard_updates::{shard_updates, uses_shards};
 use std::collections::HashMap;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
@@ -46,6 +49,21 @@ impl SpmdProgram {
     /// Returns the program with towers on all processes of `replicas`.
     pub(super) fn on_all_processes(self, replicas: Replicas) -> SpmdProgram {
         SpmdProgram { replicas: Some(replicas), ..self }
+    }
+
+    /// Divides the updates over the towers. A program that uses variables that are divided runs on the
+    /// devices of all of them.
+    pub(super) fn shard_updates(mut self, variables: &[VariableInfo], shards: Shards) -> SpmdProgram {
+        if self.towers.len() < shards.count {
+            if !uses_shards(&self.program, variables, shards) {
+                return self;
+            }
+            let first = self.towers[0].clone();
+            self.towers.resize(shards.count, first);
+        }
+        let varying = collectives::varying(&self);
+        shard_updates(std::slice::from_mut(&mut self.program), variables, shards, &varying);
+        self
     }
 
     /// Returns the number of replicas: the towers of all processes.

@@ -1,7 +1,8 @@
 //! The variables of a session, with a copy on the device of every tower. Copies are equal between
-//! runs.
+//! runs. Of variables that are divided over the devices, each has its shard.
 
 use super::target::Target;
+use crate::kir::Shards;
 use crate::runtime::executor::SavedValue;
 use std::sync::Arc;
 use tensorpack_pjrt::Buffer;
@@ -13,21 +14,45 @@ pub(super) struct Variables {
     copies: Vec<Vec<Arc<Buffer>>>,
     /// Dtype and sizes of each variable.
     specs: Vec<(DType, Vec<usize>)>,
+    /// The shards of variables that are divided.
+    divided: Vec<Option<Shards>>,
     /// A flag per tower: whether all runs so far succeeded. A run that finds it false changes no
     /// variable, so runs can be launched before the outcome of the last one is known.
     prior_steps_ok: Vec<Buffer>,
 }
 
-/// The value that a variable had, still on the device of the first tower.
+/// The value that a variable had, still on the device of the first tower, or in shards on all.
 pub(super) struct SavedBuffer {
-    pub(super) buffer: Arc<Buffer>,
+    pub(super) buffers: Vec<Arc<Buffer>>,
+    spec: (DType, Vec<usize>),
+    shards: Option<Shards>,
     target: Target,
 }
 
 impl SavedValue for SavedBuffer {
     fn read(&self) -> Result<HostTensor> {
-        self.target.wait(self.buffer.start_download()?)
+        let Some(shards) = self.shards else {
+            return self.target.wait(self.buffers[0].start_download()?);
+        };
+        let (dtype, sizes) = &self.spec;
+        let mut whole = HostTensor::zeros(*dtype, sizes.as_slice())?;
+        let mut bytes = Vec::with_capacity(whole.as_bytes().len());
+        for (index, buffer) in self.buffers.iter().enumerate() {
+            let part = shards.part(whole.len(), index).len() * dtype.size();
+            bytes.extend_from_slice(&self.target.wait(buffer.start_download()?)?.as_bytes()[..part]);
+        }
+        whole.copy_from_bytes(&bytes)?;
+        Ok(whole)
     }
+}
+
+/// Returns a shard of a value.
+pub(super) fn shard(value: &HostTensor, shards: Shards, index: usize) -> Result<HostTensor> {
+    let (start, len) = (shards.start(value.len(), index), shards.len(value.len()));
+    let size = value.dtype().size();
+    let mut shard = HostTensor::zeros(value.dtype(), [len])?;
+    shard.copy_from_bytes(&value.as_bytes()[start * size..(start + len) * size])?;
+    Ok(shard)
 }
 
 impl Variables {
@@ -35,11 +60,12 @@ impl Variables {
     pub(super) fn new(
         first: Vec<Buffer>,
         specs: Vec<(DType, Vec<usize>)>,
+        divided: Vec<Option<Shards>>,
         target: &Target,
     ) -> Result<Variables> {
         let prior_steps_ok = vec![target.upload(&HostTensor::scalar(true), 0)?];
         let first = first.into_iter().map(Arc::new).collect();
-        Ok(Variables { copies: vec![first], specs, prior_steps_ok })
+        Ok(Variables { copies: vec![first], specs, divided, prior_steps_ok })
     }
 
     /// Copies the variables to the devices of `towers` towers, if they are not there yet.
@@ -80,13 +106,16 @@ impl Variables {
     }
 
     pub(super) fn read(&self, variable: usize, target: &Target) -> Result<HostTensor> {
-        target.wait(self.buffer(0, variable).start_download()?)
+        self.save(variable, target).read()
     }
 
     /// Keeps the current buffer of a variable. A write replaces the buffer, and a run does not
     /// donate one that is saved, so its elements do not change.
     pub(super) fn save(&self, variable: usize, target: &Target) -> SavedBuffer {
-        SavedBuffer { buffer: self.copies[0][variable].clone(), target: target.clone() }
+        let shards = self.divided[variable];
+        let copies = self.copies.iter().take(shards.map_or(1, |shards| shards.count));
+        let buffers = copies.map(|copy| copy[variable].clone()).collect();
+        SavedBuffer { buffers, spec: self.specs[variable].clone(), shards, target: target.clone() }
     }
 
     /// Returns whether the current value of a variable is saved, so that a run must not donate it.
@@ -96,7 +125,11 @@ impl Variables {
 
     pub(super) fn write(&mut self, variable: usize, value: &HostTensor, target: &Target) -> Result<()> {
         // Create all buffers before replacing the first, so that copies stay equal after an error.
-        let made = (0..self.copies.len()).map(|tower| target.upload(value, tower));
+        let upload = |tower: usize| match self.divided[variable] {
+            Some(shards) => target.upload(&shard(value, shards, tower)?, tower),
+            None => target.upload(value, tower),
+        };
+        let made = (0..self.copies.len()).map(upload);
         let made = made.collect::<Result<Vec<Buffer>>>()?;
         for (copy, value) in self.copies.iter_mut().zip(made) {
             copy[variable] = Arc::new(value);
