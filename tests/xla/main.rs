@@ -5,6 +5,7 @@ mod ahead;
 #[path = "../training/boundary_signal.rs"]
 mod boundary_signal;
 mod compile;
+mod compile_cache;
 mod errors;
 #[cfg(target_os = "linux")]
 #[path = "../../crates/tensorpack-pjrt/tests/fake_plugin/mod.rs"]

@@ -142,6 +142,7 @@ mod tests {
             deadline: Duration::from_secs(300),
             full_precision: true,
             deterministic: true,
+            compile_cache_bytes: Some(0),
         };
         let mut executor = XlaExecutor::open(Platform::Cpu, 0, options, None, 1, &Interrupt::new()).unwrap();
         executor.create_variables(graph.variables(), 0).unwrap();

@@ -9,6 +9,7 @@ mod bf16;
 mod clients;
 mod collectives;
 mod compile;
+mod compile_cache;
 mod contract;
 mod cumsum;
 mod device;
