@@ -15,6 +15,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
+/// What the programs of unlike towers pass on to their joint program, on the device of the first.
+#[derive(Default)]
+pub(super) struct PassedOn {
+    pub(super) values: Vec<Arc<pjrt::Buffer>>,
+    /// Whether each tower's part succeeded.
+    pub(super) ok: Vec<Arc<pjrt::Buffer>>,
+}
+
 /// A program that can be launched.
 pub(super) struct Launch {
     pub(super) module: Module,
@@ -76,6 +84,7 @@ impl Launch {
         &self,
         run: &RunInfo,
         feeds: &[Feed<'_>],
+        passed: &PassedOn,
         variables: &mut Variables,
         staged: &StagedFeeds,
         target: &Target,
@@ -91,6 +100,8 @@ impl Launch {
                     Argument::Variable(v) => variables.buffer(self.first + t, *v),
                     Argument::PriorStepsOk => variables.prior_steps_ok(self.first + t),
                     Argument::Constant(_) => constants.next().expect(exists),
+                    Argument::Passed(i) => &passed.values[*i],
+                    Argument::TowerOk(tower) => &passed.ok[*tower],
                     _ => &**uploaded.next().expect(exists),
                 };
                 self.module.arguments.iter().map(argument).collect()
@@ -155,7 +166,11 @@ impl Launch {
                 Argument::RandomOffset(stream) => {
                     inputs.random_offsets.get(stream).copied().unwrap_or(0) as u64
                 }
-                Argument::Variable(_) | Argument::PriorStepsOk | Argument::Constant(_) => return None,
+                Argument::Variable(_)
+                | Argument::PriorStepsOk
+                | Argument::Constant(_)
+                | Argument::Passed(_)
+                | Argument::TowerOk(_) => return None,
             };
             upload(at, &HostTensor::scalar(number as i64))
         };
@@ -327,7 +342,8 @@ mod tests {
                         let v = &graph.variables()[*v];
                         v.init.value(RUN.seed, &v.name, v.dtype, &v.sizes).unwrap()
                     }
-                    Argument::PriorStepsOk => HostTensor::scalar(true),
+                    Argument::PriorStepsOk | Argument::TowerOk(_) => HostTensor::scalar(true),
+                    Argument::Passed(_) => panic!("equal towers pass nothing on"),
                     Argument::Feed(i) => batch(rank * local + own.feed(*i)),
                     Argument::Constant(value) => value.clone(),
                     Argument::Seed => number(RUN.seed),

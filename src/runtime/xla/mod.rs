@@ -33,6 +33,7 @@ mod staging;
 mod target;
 #[cfg(test)]
 mod test_ranks;
+mod unlike_towers;
 mod variables;
 mod view;
 

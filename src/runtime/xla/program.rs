@@ -1,15 +1,17 @@
-//! A program of a session: one SPMD launch for all towers, or one launch per tower if they are
-//! independent.
+//! A program of a session: one SPMD launch for all towers; one launch per tower if they are
+//! independent; or one launch per tower and a joint one if they differ.
 
-use super::launch::Launch;
+use super::launch::{Launch, PassedOn};
 use super::module::Purpose;
 use super::spmd::{SpmdProgram, merge_towers};
 use super::staging::StagedFeeds;
 use super::target::Target;
+use super::unlike_towers::{UnlikeTowers, split_towers};
 use super::variables::Variables;
 use crate::kir::{BufferKind, Kernel, KernelNode, Program};
 use crate::runtime::Lowered;
 use crate::runtime::executor::{Executable, Feed, Outcome, Pending, RunInfo, check_feeds};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{DType, HostTensor, Result};
@@ -17,12 +19,22 @@ use tensorpack_tensor::{DType, HostTensor, Result};
 /// A compiled program.
 pub(super) struct XlaProgram {
     pub(super) launches: Arc<Vec<Launch>>,
+    /// What the last launch is given by others, if it is the joint program of unlike towers.
+    joint: Option<JointInputs>,
     fetches: Vec<FetchSource>,
     target: Target,
     variables: Arc<Mutex<Variables>>,
     staged: Arc<StagedFeeds>,
     /// Dtype and sizes of each feed.
     feeds: Vec<(DType, Vec<usize>)>,
+}
+
+/// The origins of what the joint program of unlike towers is given.
+struct JointInputs {
+    /// The launches of the towers.
+    towers: Range<usize>,
+    /// For each value, the tower and the index among those that it passes on.
+    passed: Vec<(usize, usize)>,
 }
 
 /// The origin of a fetched value.
@@ -82,21 +94,77 @@ impl XlaProgram {
                     lowered.programs().iter().map(|p| SpmdProgram::single(p, Vec::new())).collect();
                 (programs, lowered.fetches().iter().map(source).collect())
             }
+            Err(_) if target.replicas(1).is_none() => {
+                let unlike = split_towers(lowered)?;
+                return XlaProgram::of_unlike_towers(lowered, &unlike, purpose, target, variables, staged);
+            }
             Err(e) => return Err(e),
         };
         let launch = |(first, spmd): (usize, &SpmdProgram)| Launch::new(spmd, purpose, target, first);
         let launches = Arc::new(programs.iter().enumerate().map(launch).collect::<Result<_>>()?);
         let (target, variables, staged) = (target.clone(), variables.clone(), staged.clone());
         let feeds = lowered.feeds().to_vec();
-        Ok(XlaProgram { launches, fetches, target, variables, staged, feeds })
+        Ok(XlaProgram { launches, joint: None, fetches, target, variables, staged, feeds })
+    }
+
+    /// Compiles the programs of unlike towers.
+    fn of_unlike_towers(
+        lowered: &Lowered,
+        unlike: &UnlikeTowers,
+        purpose: Purpose,
+        target: &Target,
+        variables: &Arc<Mutex<Variables>>,
+        staged: &Arc<StagedFeeds>,
+    ) -> Result<XlaProgram> {
+        let UnlikeTowers { towers, joint, passed, fetches } = unlike;
+        let count = towers.len();
+        let launches = |purpose: Purpose| {
+            let launch = |(first, spmd): (usize, &SpmdProgram)| Launch::new(spmd, purpose, target, first);
+            towers.iter().enumerate().map(launch).collect::<Result<Vec<Launch>>>()
+        };
+        let mut all = match purpose {
+            Purpose::Run => Vec::new(),
+            // A search tests the results of the towers first. A module that searches passes nothing on,
+            // so the towers run once more for the joint one.
+            Purpose::FindNonFinite => launches(purpose)?,
+        };
+        let first = all.len();
+        all.extend(launches(Purpose::Run)?);
+        all.push(Launch::new(joint, purpose, target, 0)?);
+        let source = |&(launch, index): &(usize, usize)| FetchSource { launch, tower: 0, index };
+        Ok(XlaProgram {
+            launches: Arc::new(all),
+            joint: Some(JointInputs { towers: first..first + count, passed: passed.clone() }),
+            fetches: fetches.iter().map(source).collect(),
+            target: target.clone(),
+            variables: variables.clone(),
+            staged: staged.clone(),
+            feeds: lowered.feeds().to_vec(),
+        })
     }
 
     /// Starts all launches. Returns the outputs of each tower of each launch.
     pub(super) fn launch(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
         check_feeds(&self.feeds, feeds)?;
         let mut variables = lock(&self.variables);
-        let start = |launch: &Launch| launch.start(run, feeds, &mut variables, &self.staged, &self.target);
-        let started = self.launches.iter().map(start).collect();
+        let mut start = |launch: &Launch, passed: &PassedOn| {
+            launch.start(run, feeds, passed, &mut variables, &self.staged, &self.target)
+        };
+        let (joint, others) = match &self.joint {
+            None => (None, &self.launches[..]),
+            Some(inputs) => match self.launches.split_last() {
+                Some((last, others)) => (Some((inputs, last)), others),
+                None => (None, &self.launches[..]),
+            },
+        };
+        let started = others.iter().map(|launch| start(launch, &PassedOn::default()));
+        let started = started.collect::<Result<Vec<_>>>().and_then(|mut started| {
+            if let Some((inputs, last)) = joint {
+                let passed = inputs.collect(&mut started, &self.launches, &self.target)?;
+                started.push(start(last, &passed)?);
+            }
+            Ok(started)
+        });
         self.staged.release(feeds);
         started
     }
@@ -118,6 +186,32 @@ impl XlaProgram {
             target: self.target.clone(),
             variables: self.variables.clone(),
         })
+    }
+}
+
+impl JointInputs {
+    /// Takes what the towers pass on from their outputs, and copies it to the device of the first.
+    fn collect(
+        &self,
+        started: &mut [Vec<Vec<pjrt::Buffer>>],
+        launches: &[Launch],
+        target: &Target,
+    ) -> Result<PassedOn> {
+        let mut values: Vec<Vec<Arc<pjrt::Buffer>>> = Vec::new();
+        let mut passed = PassedOn::default();
+        for (tower, at) in self.towers.clone().enumerate() {
+            // The fetches and the report remain.
+            let on_first = |buffer: pjrt::Buffer| match tower {
+                0 => Ok(buffer),
+                _ => buffer.copy_to(target.device(0)?),
+            };
+            let own = started[at][0].split_off(launches[at].module.fetches + 1);
+            let mut own = own.into_iter().map(|b| on_first(b).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+            passed.ok.extend(own.pop());
+            values.push(own);
+        }
+        passed.values = self.passed.iter().map(|&(tower, i)| values[tower][i].clone()).collect();
+        Ok(passed)
     }
 }
 
