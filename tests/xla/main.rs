@@ -2,6 +2,7 @@
 //! or fails if `TENSORPACK_REQUIRE_PLUGIN` is set.
 
 mod ahead;
+mod asynchronous;
 #[path = "../training/boundary_signal.rs"]
 mod boundary_signal;
 mod compile;

@@ -44,6 +44,10 @@ impl Engine for XlaEngine {
         false
     }
 
+    fn supports_forks(&self) -> bool {
+        true
+    }
+
     fn supports_process_groups(&self) -> bool {
         true
     }
@@ -60,7 +64,7 @@ impl Engine for XlaEngine {
         Ok(())
     }
 
-    fn create(&self, graph: &Frozen, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
+    fn create(&self, graph: &Frozen, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>> {
         let (platform, index) = parts(options.device)?;
         let (group, interrupt) = (options.process_group.as_ref(), &options.interrupt);
         let options = XlaOptions {
@@ -70,6 +74,6 @@ impl Engine for XlaEngine {
             deterministic: options.deterministic,
             compile_cache_bytes: options.compile_cache_bytes,
         };
-        Ok(Box::new(XlaExecutor::open(platform, index, options, group, graph.towers(), interrupt)?))
+        Ok(Box::new(XlaExecutor::open(platform, index, options, group, graph.towers(), interrupt, turns)?))
     }
 }

@@ -1,5 +1,6 @@
 //! The executor: variables that stay on devices, and programs that run there.
 
+use super::fork::{Access, ForkState};
 use super::module::Purpose;
 use super::program::{XlaProgram, lock};
 use super::staging::StagedFeeds;
@@ -7,17 +8,20 @@ use super::target::{Target, XlaOptions};
 use super::variables::Variables;
 use crate::distributed::ProcessGroup;
 use crate::graph::VariableInfo;
-use crate::runtime::executor::{Executable, Executor, Feed, RunInfo, SavedValue, check_value};
-use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging};
+use crate::runtime::executor::{Executable, Executor, Feed, Fork, RunInfo, SavedValue, check_value};
+use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging, Turns};
 use std::sync::{Arc, Mutex};
 use tensorpack_pjrt::Buffer;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, element_count};
 
 /// An executor on the devices of a platform.
 pub(in crate::runtime) struct XlaExecutor {
-    target: Target,
-    variables: Arc<Mutex<Variables>>,
-    staged: Arc<StagedFeeds>,
+    pub(super) target: Target,
+    pub(super) variables: Arc<Mutex<Variables>>,
+    pub(super) staged: Arc<StagedFeeds>,
+    pub(super) access: Access,
+    /// Set if this is a fork.
+    pub(super) fork: Option<Arc<ForkState>>,
 }
 
 impl XlaExecutor {
@@ -29,13 +33,46 @@ impl XlaExecutor {
         group: Option<&Arc<ProcessGroup>>,
         towers: usize,
         interrupt: &Interrupt,
+        turns: &Turns,
     ) -> Result<XlaExecutor> {
         let target = Target::open(platform, index, options, group, towers, interrupt)?;
-        Ok(XlaExecutor { staged: StagedFeeds::new(&target), target, variables: Arc::default() })
+        Ok(XlaExecutor {
+            staged: StagedFeeds::new(&target),
+            target,
+            variables: Arc::default(),
+            access: Access::of_owner(turns),
+            fork: None,
+        })
+    }
+
+    /// Returns an executor for a tower that shares the variables.
+    pub(super) fn forked(&self, fork: &Fork) -> Result<XlaExecutor> {
+        if self.target.replicas(1).is_some() {
+            let why = "the towers of several processes cannot train asynchronously";
+            return Err(Error::new(ErrorKind::Unsupported, why)
+                .note("use a synchronous trainer, or the devices of one process"));
+        }
+        if fork.tower > 0 {
+            // The first tower shares its device, and buffers, with the variables themselves.
+            let bytes = lock(&self.variables).bytes()?;
+            self.target.check_memory(bytes, "the snapshot of the variables", fork.tower)?;
+        }
+        Ok(XlaExecutor {
+            target: self.target.clone(),
+            variables: self.variables.clone(),
+            staged: self.staged.clone(),
+            access: self.access.of_tower(fork.tower),
+            fork: Some(Arc::new(ForkState::new(fork))),
+        })
     }
 
     pub(super) fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
-        XlaProgram::new(lowered, purpose, &self.target, &self.variables, &self.staged)
+        let program = XlaProgram::new(lowered, purpose, self);
+        if let Some(fork) = &self.fork {
+            // The compiler has made progress, though no kernel has.
+            fork.at.set(None);
+        }
+        program
     }
 }
 
@@ -54,18 +91,21 @@ impl Executor for XlaExecutor {
     }
 
     fn read(&self, index: usize) -> Result<HostTensor> {
+        let _turn = self.access.turn()?;
         let variables = lock(&self.variables);
         variables.spec(index)?;
         variables.read(index, &self.target)
     }
 
     fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
+        let _turn = self.access.turn()?;
         let variables = lock(&self.variables);
         variables.spec(index)?;
         Ok(Box::new(variables.save(index, &self.target)))
     }
 
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
+        let _turn = self.access.turn()?;
         let mut variables = lock(&self.variables);
         check_value(Some(variables.spec(index)?), index, value)?;
         variables.write(index, value, &self.target)
@@ -76,8 +116,13 @@ impl Executor for XlaExecutor {
         Ok(Box::new(self.program(&lowered, Purpose::Run)?))
     }
 
+    /// With forks, a run ends before the next turn begins.
     fn runs_ahead(&self) -> bool {
-        true
+        !self.access.is_shared()
+    }
+
+    fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
+        Ok(Box::new(self.forked(&fork)?))
     }
 
     fn staging(&self) -> Option<Staging> {
@@ -92,6 +137,7 @@ impl Executor for XlaExecutor {
     ) -> Result<Option<Error>> {
         let lowered = source.lower()?;
         let program = self.program(&lowered, Purpose::FindNonFinite)?;
+        let _turn = self.access.turn()?;
         let launches = program.launches.iter().zip(program.launch(run, feeds)?);
         // Launches that pass values on to others test nothing.
         for (launch, towers) in launches.filter(|(launch, _)| !launch.module.tested.is_empty()) {
@@ -146,7 +192,16 @@ mod tests {
             deterministic: true,
             compile_cache_bytes: Some(0),
         };
-        let mut executor = XlaExecutor::open(Platform::Cpu, 0, options, None, 1, &Interrupt::new()).unwrap();
+        let mut executor = XlaExecutor::open(
+            Platform::Cpu,
+            0,
+            options,
+            None,
+            1,
+            &Interrupt::new(),
+            &Turns::new(options.deadline),
+        )
+        .unwrap();
         executor.create_variables(graph.variables(), 0).unwrap();
         let request = request(&[Fetch::from(&double)], &[]);
         let mut program = executor.compile(&Source::new(&graph, &request, Reading::InPlace)).unwrap();

@@ -10,17 +10,21 @@ use super::variables::Variables;
 use crate::kir::GatherKind;
 use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::value_errors;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
-/// What the programs of unlike towers pass on to their joint program, on the device of the first.
+/// The arguments of a program in a run that is split, on its device.
 #[derive(Default)]
-pub(super) struct PassedOn {
-    pub(super) values: Vec<Arc<pjrt::Buffer>>,
+pub(super) struct PartArguments {
+    /// The values that the towers pass on to the joint program.
+    pub(super) passed: Vec<Arc<pjrt::Buffer>>,
     /// Whether each tower's part succeeded.
-    pub(super) ok: Vec<Arc<pjrt::Buffer>>,
+    pub(super) towers_ok: Vec<Arc<pjrt::Buffer>>,
+    /// The variables, by index, that the part of a fork reads.
+    pub(super) snapshot: Arc<HashMap<usize, Arc<pjrt::Buffer>>>,
 }
 
 /// A program that can be launched.
@@ -84,7 +88,7 @@ impl Launch {
         &self,
         run: &RunInfo,
         feeds: &[Feed<'_>],
-        passed: &PassedOn,
+        part: &PartArguments,
         variables: &mut Variables,
         staged: &StagedFeeds,
         target: &Target,
@@ -100,8 +104,9 @@ impl Launch {
                     Argument::Variable(v) => variables.buffer(self.first + t, *v),
                     Argument::PriorStepsOk => variables.prior_steps_ok(self.first + t),
                     Argument::Constant(_) => constants.next().expect(exists),
-                    Argument::Passed(i) => &passed.values[*i],
-                    Argument::TowerOk(tower) => &passed.ok[*tower],
+                    Argument::Passed(i) => &part.passed[*i],
+                    Argument::TowerOk(tower) => &part.towers_ok[*tower],
+                    Argument::Snapshot(v) => &part.snapshot[v],
                     _ => &**uploaded.next().expect(exists),
                 };
                 self.module.arguments.iter().map(argument).collect()
@@ -169,6 +174,7 @@ impl Launch {
                 Argument::Variable(_)
                 | Argument::PriorStepsOk
                 | Argument::Constant(_)
+                | Argument::Snapshot(_)
                 | Argument::Passed(_)
                 | Argument::TowerOk(_) => return None,
             };
@@ -343,7 +349,7 @@ mod tests {
                         v.init.value(RUN.seed, &v.name, v.dtype, &v.sizes).unwrap()
                     }
                     Argument::PriorStepsOk | Argument::TowerOk(_) => HostTensor::scalar(true),
-                    Argument::Passed(_) => panic!("equal towers pass nothing on"),
+                    Argument::Passed(_) | Argument::Snapshot(_) => panic!("the run is not split"),
                     Argument::Feed(i) => batch(rank * local + own.feed(*i)),
                     Argument::Constant(value) => value.clone(),
                     Argument::Seed => number(RUN.seed),

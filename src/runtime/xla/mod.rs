@@ -15,6 +15,7 @@ mod cumsum;
 mod device;
 mod executor;
 mod expr;
+mod fork;
 mod gather;
 mod key_value_store;
 mod launch;
@@ -27,13 +28,13 @@ mod random;
 mod reduce;
 mod replicas;
 mod sort;
+mod split_program;
 mod spmd;
 mod stablehlo;
 mod staging;
 mod target;
 #[cfg(test)]
 mod test_ranks;
-mod unlike_towers;
 mod variables;
 mod view;
 

@@ -33,11 +33,13 @@ pub(super) enum Argument {
     Variable(usize),
     /// Whether all earlier runs succeeded; if not, this one changes nothing.
     PriorStepsOk,
-    /// Whether the part of one of several unlike towers succeeded.
+    /// A variable's value in the snapshot of a fork.
+    Snapshot(usize),
+    /// Whether the part of a tower succeeded, in a run that is split.
     TowerOk(usize),
     /// A feed, by index.
     Feed(usize),
-    /// A value that one of several unlike towers passes on, by index.
+    /// A value that a tower passes on, in a run that is split; by index.
     Passed(usize),
     /// A constant.
     Constant(HostTensor),
@@ -64,7 +66,7 @@ pub(super) struct CheckedGather {
 /// The results are the next values of variables, the fetches, and the report: i64s, of which the
 /// first is 1 if all checked values are finite, followed by the position (or `i64::MAX`) and the
 /// value of the first bad index of each gather. If there are updates, the last result is
-/// [`Argument::PriorStepsOk`] of the next run. The part of one of several unlike towers ends with the
+/// [`Argument::PriorStepsOk`] of the next run. The part of a tower in a run that is split ends with the
 /// values that it passes on, and whether it succeeded. A module that searches for non-finite results
 /// returns only a boolean for each result, and the report.
 #[derive(Clone, Debug)]
@@ -109,7 +111,7 @@ struct ModuleWriter<'a> {
     key: Option<Key>,
     random_offsets: HashMap<String, Value>,
     prior_steps_ok: Option<Value>,
-    /// Whether the parts of unlike towers succeeded.
+    /// Whether the parts of towers succeeded, in a run that is split.
     towers_ok: Vec<Value>,
     materialize: Materialize,
     barriers: bool,
@@ -164,6 +166,9 @@ impl<'a> ModuleWriter<'a> {
             let value = match &buffer.kind {
                 BufferKind::Variable(v) if used.contains(&id) || written(*v) => {
                     self.argument(Argument::Variable(*v), buffer.dtype, &buffer.sizes)
+                }
+                BufferKind::Snapshot(v) if used.contains(&id) => {
+                    self.argument(Argument::Snapshot(*v), buffer.dtype, &buffer.sizes)
                 }
                 BufferKind::Feed(f) if used.contains(&id) => {
                     let argument = match f.checked_sub(first_passed) {

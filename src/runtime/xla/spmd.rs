@@ -28,11 +28,10 @@ pub(super) enum Part {
     /// All of it.
     #[default]
     Whole,
-    /// What one of several unlike towers computes by itself. It passes these values on to the joint
+    /// What a tower of a run that is split computes by itself. It passes these values on to the joint
     /// program, and whether it succeeded.
     Tower { passes: Vec<View> },
-    /// What several unlike towers compute together from the values that they pass on: the feeds from
-    /// `first_passed` on.
+    /// What follows from the values that the towers pass on: the feeds from `first_passed` on.
     Joint { towers: usize, first_passed: usize },
 }
 

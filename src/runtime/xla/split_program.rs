@@ -1,10 +1,14 @@
-//! Towers whose programs differ, such as towers with batches of different sizes.
+//! Runs that are not one program: each tower runs a part by itself, and a joint program on the device
+//! of the first tower does the rest.
 //!
-//! They cannot be one SPMD program. Instead each tower runs a program of its own up to the sums over
-//! towers, and passes the summands on. A joint program on the device of the first tower then adds
-//! them up, in the order of [`SumTree`], and computes everything that depends on the sums: updates,
-//! and fetches. It also learns whether each tower's part succeeded, so that either all variables are
-//! updated or none.
+//! Towers whose programs differ, such as towers with batches of different sizes, cannot be one SPMD
+//! program. Each runs a program of its own up to the sums over towers, and passes the summands on. The
+//! joint program adds them up, in the order of [`SumTree`], and computes everything that depends on the
+//! sums. It also learns whether each tower's part succeeded, so that either all variables are updated
+//! or none.
+//!
+//! Runs of forks are split, too: the part that reads a snapshot of the variables runs at any time, and
+//! the joint program during the fork's turn with the variables.
 
 use super::spmd::{Part, SpmdProgram};
 use crate::distributed::SumTree;
@@ -15,11 +19,11 @@ use crate::runtime::Lowered;
 use std::collections::HashMap;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The programs of towers that differ.
-pub(super) struct UnlikeTowers {
+/// The programs of a run that is split.
+pub(super) struct SplitProgram {
     /// What each tower computes by itself.
     pub(super) towers: Vec<SpmdProgram>,
-    /// What depends on sums over the towers.
+    /// What depends on the sums, or on the current variables.
     pub(super) joint: SpmdProgram,
     /// For each value that is passed to the joint program, the tower and the index among those that
     /// it passes on.
@@ -33,10 +37,28 @@ pub(super) struct UnlikeTowers {
 ///
 /// Returns an error if a sum depends on another sum: the towers would have to wait for each other in
 /// the middle of their programs.
-pub(super) fn split_towers(lowered: &Lowered) -> Result<UnlikeTowers> {
+pub(super) fn split_at_sums(lowered: &Lowered) -> Result<SplitProgram> {
+    let summed = lowered.programs().iter().map(summed_buffers).collect::<Result<Vec<_>>>()?;
+    Ok(split(lowered, &summed))
+}
+
+/// Splits the program of a fork where it starts to read the current variables.
+///
+/// Returns an error if it has several towers.
+pub(super) fn split_at_variables(lowered: &Lowered) -> Result<SplitProgram> {
+    let [program] = lowered.programs() else {
+        let why = format!("a fork runs one tower on XLA, not {}", lowered.programs().len());
+        return Err(Error::new(ErrorKind::Unsupported, why)
+            .note("run several towers in the session itself, not in its fork"));
+    };
+    Ok(split(lowered, &[live_buffers(program)]))
+}
+
+/// Splits the programs of towers. `after` tells for each buffer of each tower whether the joint program
+/// computes it.
+fn split(lowered: &Lowered, after: &[Vec<bool>]) -> SplitProgram {
     let programs = lowered.programs();
-    let summed = programs.iter().map(summed_buffers).collect::<Result<Vec<_>>>()?;
-    let mut split = Split::new(programs, lowered.feeds().len(), &summed);
+    let mut split = Split::new(programs, lowered.feeds().len(), after);
     split.sums();
     for tower in 0..programs.len() {
         split.kernels(tower);
@@ -46,7 +68,19 @@ pub(super) fn split_towers(lowered: &Lowered) -> Result<UnlikeTowers> {
         let (program, at) = split.fetch(tower, at);
         fetches.push((program, at));
     }
-    Ok(split.finish(fetches))
+    split.finish(fetches)
+}
+
+/// Returns, for each buffer of a tower, whether it depends on the current variables.
+fn live_buffers(program: &Program) -> Vec<bool> {
+    let mut live: Vec<bool> =
+        program.buffers.iter().map(|b| matches!(b.kind, BufferKind::Variable(_))).collect();
+    for node in &program.kernels {
+        if node.kernel.reads().iter().any(|v| live[v.buffer.0 as usize]) {
+            node.outputs.iter().for_each(|b| live[b.0 as usize] = true);
+        }
+    }
+    live
 }
 
 /// Returns, for each buffer of a tower, whether it depends on a sum over towers.
@@ -75,7 +109,8 @@ struct Split<'a> {
     programs: &'a [Program],
     /// The number of feeds of the run. Further feeds of the joint program are passed on by towers.
     feeds: usize,
-    summed: &'a [Vec<bool>],
+    /// For each buffer of each tower, whether the joint program computes it.
+    after: &'a [Vec<bool>],
     /// The part of each tower.
     towers: Vec<Program>,
     passes: Vec<Vec<View>>,
@@ -86,9 +121,9 @@ struct Split<'a> {
 }
 
 impl<'a> Split<'a> {
-    fn new(programs: &'a [Program], feeds: usize, summed: &'a [Vec<bool>]) -> Split<'a> {
-        let part = |(program, summed): (&Program, &Vec<bool>)| {
-            let own = |b: &BufferId| !summed[b.0 as usize];
+    fn new(programs: &'a [Program], feeds: usize, after: &'a [Vec<bool>]) -> Split<'a> {
+        let part = |(program, after): (&Program, &Vec<bool>)| {
+            let own = |b: &BufferId| !after[b.0 as usize];
             let views = |views: &[View]| views.iter().filter(|v| own(&v.buffer)).cloned().collect();
             Program {
                 buffers: program.buffers.clone(),
@@ -102,14 +137,14 @@ impl<'a> Split<'a> {
             }
         };
         Split {
-            towers: programs.iter().zip(summed).map(part).collect(),
+            towers: programs.iter().zip(after).map(part).collect(),
             passes: vec![Vec::new(); programs.len()],
             joint: Program::default(),
             buffers: vec![HashMap::new(); programs.len()],
             passed: Vec::new(),
             programs,
             feeds,
-            summed,
+            after,
         }
     }
 
@@ -121,7 +156,7 @@ impl<'a> Split<'a> {
         }
         let buffer = self.programs[tower].buffer(id);
         let kind = match &buffer.kind {
-            BufferKind::Temp => {
+            BufferKind::Temp | BufferKind::Snapshot(_) => {
                 self.passed.push((tower, self.passes[tower].len()));
                 self.passes[tower].push(View::dense(id, buffer.dtype, &buffer.sizes));
                 BufferKind::Feed(self.feeds + self.passed.len() - 1)
@@ -172,10 +207,10 @@ impl<'a> Split<'a> {
         }
     }
 
-    /// Moves what depends on sums from a tower's program to the joint one.
+    /// Moves a tower's further kernels, its updates and checks to the joint program.
     fn kernels(&mut self, tower: usize) {
         let program = &self.programs[tower];
-        let depends = |b: &BufferId| self.summed[tower][b.0 as usize];
+        let depends = |b: &BufferId| self.after[tower][b.0 as usize];
         let after = program.kernels.iter().filter(|n| n.outputs.iter().any(depends));
         for node in after.filter(|n| !matches!(n.kernel, Kernel::AllReduce { .. })) {
             let mut kernel = node.kernel.clone();
@@ -218,7 +253,7 @@ impl<'a> Split<'a> {
     fn fetch(&mut self, tower: usize, at: usize) -> (usize, usize) {
         let view = &self.programs[tower].fetches[at];
         let origin = self.programs[tower].fetch_origins.get(at).cloned();
-        let (index, program, view) = match self.summed[tower][view.buffer.0 as usize] {
+        let (index, program, view) = match self.after[tower][view.buffer.0 as usize] {
             true => {
                 let view = self.view(tower, view);
                 (self.towers.len(), &mut self.joint, view)
@@ -230,7 +265,7 @@ impl<'a> Split<'a> {
         (index, program.fetches.len() - 1)
     }
 
-    fn finish(self, fetches: Vec<(usize, usize)>) -> UnlikeTowers {
+    fn finish(self, fetches: Vec<(usize, usize)>) -> SplitProgram {
         let tower = |(program, passes): (&Program, Vec<View>)| SpmdProgram {
             part: Part::Tower { passes },
             ..SpmdProgram::single(program, Vec::new())
@@ -238,6 +273,6 @@ impl<'a> Split<'a> {
         let towers = self.towers.iter().zip(self.passes).map(tower).collect();
         let part = Part::Joint { towers: self.towers.len(), first_passed: self.feeds };
         let joint = SpmdProgram { part, ..SpmdProgram::single(&self.joint, Vec::new()) };
-        UnlikeTowers { towers, joint, passed: self.passed, fetches }
+        SplitProgram { towers, joint, passed: self.passed, fetches }
     }
 }
