@@ -2,6 +2,7 @@
 
 use super::compile_cache::{Cached, Key};
 use super::target::Target;
+use log::Level;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -73,7 +74,8 @@ pub(super) fn compile(
     };
     let seconds = started.elapsed().as_secs_f64();
     match saved {
-        Some(compile_time) => log::info!(
+        Some(compile_time) => log::log!(
+            if compile_time > FIRST_MESSAGE { Level::Info } else { Level::Debug },
             "XLA loaded a program for {name} from the compile cache in {seconds:.1} s instead of compiling \
              it in {:.1} s",
             compile_time.as_secs_f64()
