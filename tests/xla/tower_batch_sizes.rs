@@ -125,9 +125,13 @@ fn training_with_different_batch_sizes_agrees_with_the_cpu_engine() {
         let Some(devices) = devices(towers) else { return };
         let steps = (sizes.len() / towers) as u64;
         let config = || config(Net::default(), batches(&sizes), steps);
+        let on = || SyncMultiGpuTrainerReplicated::on(devices.clone());
         let right = train(config(), SyncMultiGpuTrainerReplicated::new(towers));
-        let found = train(config(), SyncMultiGpuTrainerReplicated::on(devices));
-        assert_close(&found, &right);
+        assert_close(&train(config(), on()), &right);
+        // The weights of the towers depend on the number of examples in all of them.
+        let weighted = train(config(), SyncMultiGpuTrainerReplicated::new(towers).weighted_by_batch());
+        assert!(weighted != right, "the weights make no difference");
+        assert_close(&train(config(), on().weighted_by_batch()), &weighted);
     }
 }
 

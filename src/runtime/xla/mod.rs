@@ -15,6 +15,7 @@ mod cumsum;
 mod device;
 mod executor;
 mod expr;
+mod fixed_sums;
 mod fork;
 mod gather;
 mod key_value_store;

@@ -10,10 +10,11 @@
 //! Runs of forks are split, too: the part that reads a snapshot of the variables runs at any time, and
 //! the joint program during the fork's turn with the variables.
 
+use super::fixed_sums::inline_fixed_sums;
 use super::spmd::{Part, SpmdProgram};
 use crate::distributed::SumTree;
 use crate::kir::{
-    Binary, BufferId, BufferKind, Class, ExprBuilder, Kernel, KernelNode, MapBody, Program, Update, View,
+    Binary, BufferId, BufferKind, Class, ExprBuilder, Kernel, KernelNode, MapBody, Program, Reg, Update, View,
 };
 use crate::runtime::Lowered;
 use std::collections::HashMap;
@@ -38,8 +39,9 @@ pub(super) struct SplitProgram {
 /// Returns an error if a sum depends on another sum: the towers would have to wait for each other in
 /// the middle of their programs.
 pub(super) fn split_at_sums(lowered: &Lowered) -> Result<SplitProgram> {
-    let summed = lowered.programs().iter().map(summed_buffers).collect::<Result<Vec<_>>>()?;
-    Ok(split(lowered, &summed))
+    let programs = inline_fixed_sums(lowered.programs());
+    let summed = programs.iter().map(summed_buffers).collect::<Result<Vec<_>>>()?;
+    Ok(split(lowered, &programs, &summed))
 }
 
 /// Splits the program of a fork where it starts to read the current variables.
@@ -51,13 +53,12 @@ pub(super) fn split_at_variables(lowered: &Lowered) -> Result<SplitProgram> {
         return Err(Error::new(ErrorKind::Unsupported, why)
             .note("run several towers in the session itself, not in its fork"));
     };
-    Ok(split(lowered, &[live_buffers(program)]))
+    Ok(split(lowered, lowered.programs(), &[live_buffers(program)]))
 }
 
 /// Splits the programs of towers. `after` tells for each buffer of each tower whether the joint program
 /// computes it.
-fn split(lowered: &Lowered, after: &[Vec<bool>]) -> SplitProgram {
-    let programs = lowered.programs();
+fn split(lowered: &Lowered, programs: &[Program], after: &[Vec<bool>]) -> SplitProgram {
     let mut split = Split::new(programs, lowered.feeds().len(), after);
     split.sums();
     for tower in 0..programs.len() {
@@ -103,6 +104,16 @@ fn summed_buffers(program: &Program) -> Result<Vec<bool>> {
         }
     }
     Ok(summed)
+}
+
+/// Returns a kernel that adds up what all towers contribute, in the order of [`SumTree`].
+pub(super) fn sum_of_towers(summands: Vec<View>) -> Kernel {
+    let (dtype, sizes) = (summands[0].dtype, summands[0].sizes.clone());
+    let (class, mut b) = (Class::from_dtype(dtype), ExprBuilder::default());
+    let loaded: Vec<Reg> = (0..summands.len()).map(|tower| b.operand(tower, dtype, class)).collect();
+    let sum = SumTree::new(summands.len()).fold(loaded, |x, y| b.binary(Binary::Add, x, y));
+    let expr = b.finish(&sum.into_iter().collect::<Vec<Reg>>());
+    Kernel::Map(MapBody { sizes, operands: summands, expr })
 }
 
 struct Split<'a> {
@@ -190,20 +201,16 @@ impl<'a> Split<'a> {
             program.kernels.iter().filter_map(sum).collect::<Vec<(&View, &KernelNode)>>()
         };
         let sums: Vec<Vec<(&View, &KernelNode)>> = programs.iter().map(sums).collect();
-        let tree = SumTree::new(programs.len());
         for i in 0..sums[0].len() {
             let (first, node) = sums[0][i];
-            let (class, mut b) = (Class::from_dtype(first.dtype), ExprBuilder::default());
-            let operands: Vec<View> = (0..programs.len()).map(|t| self.view(t, sums[t][i].0)).collect();
-            let summands: Vec<_> = (0..programs.len()).map(|t| b.operand(t, first.dtype, class)).collect();
-            let Some(sum) = tree.fold(summands, |x, y| b.binary(Binary::Add, x, y)) else { continue };
-            let body = MapBody { sizes: first.sizes.clone(), operands, expr: b.finish(&[sum]) };
+            let summands = (0..programs.len()).map(|t| self.view(t, sums[t][i].0)).collect();
+            let kernel = sum_of_towers(summands);
             let output = self.joint.add_buffer(first.dtype, &first.sizes, BufferKind::Temp);
             for (tower, sums) in sums.iter().enumerate() {
                 self.buffers[tower].insert(sums[i].1.outputs[0], output);
             }
             let origin = node.origin.clone();
-            self.joint.kernels.push(KernelNode { kernel: Kernel::Map(body), outputs: vec![output], origin });
+            self.joint.kernels.push(KernelNode { kernel, outputs: vec![output], origin });
         }
     }
 
