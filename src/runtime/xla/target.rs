@@ -140,7 +140,7 @@ impl Target {
         let options = rounded.replicas(count).devices(ids);
         match self.platform {
             // On other platforms all algorithms are deterministic.
-            Platform::Cuda if self.options.deterministic => {
+            Platform::Cuda | Platform::Rocm if self.options.deterministic => {
                 options.setting("xla_gpu_deterministic_ops", true)
             }
             _ => options,
