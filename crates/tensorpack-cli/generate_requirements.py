@@ -22,7 +22,7 @@ MACHINES = ["x86_64", "aarch64"]
 PLUGINS = {
     "cpu": ["xla-cpu-pjrt==0.0.1"],
     "cuda13": [
-        "jax-cuda13-pjrt==0.11.2",
+        "jax-cuda13-pjrt==0.12.0.1",
         "nvidia-cublas>=13.0.0.19,<14",
         "nvidia-cuda-cccl>=13.0,<14",
         "nvidia-cuda-crt>=13.0,<14",

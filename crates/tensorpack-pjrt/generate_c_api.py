@@ -23,6 +23,7 @@ FUNCTIONS = """
     PJRT_DeviceDescription_ToString PJRT_Device_GetDescription PJRT_Device_IsAddressable PJRT_Device_MemoryStats
     PJRT_Executable_Destroy PJRT_Executable_NumOutputs PJRT_Executable_OutputElementTypes
     PJRT_Executable_OutputDimensions PJRT_Executable_GetCompiledMemoryStats
+    PJRT_Executable_Serialize PJRT_Executable_DeserializeAndLoad
     PJRT_LoadedExecutable_Destroy PJRT_LoadedExecutable_GetExecutable PJRT_LoadedExecutable_AddressableDevices
     PJRT_LoadedExecutable_Execute
     PJRT_Buffer_Destroy PJRT_Buffer_ElementType PJRT_Buffer_Dimensions PJRT_Buffer_OnDeviceSizeInBytes
@@ -81,6 +82,9 @@ class Header:
 
     @staticmethod
     def field(declaration):
+        function = re.fullmatch(r"\s*void\s*\(\*(\w+)\)\((.*)\)\s*", declaration, flags=re.S)
+        if function:
+            return function[1], f"function({function[2]})"
         kind, name = re.fullmatch(r"\s*(.*?)(\w+)\s*", declaration, flags=re.S).groups()
         return name, kind
 
@@ -91,6 +95,10 @@ class Output:
         self.lines, self.opaque, self.enums, self.done = [], set(), set(), []
 
     def rust_type(self, declaration):
+        function = re.fullmatch(r"function\((.*)\)", declaration, flags=re.S)
+        if function:
+            arguments = ", ".join(self.argument_type(a) for a in function[1].split(","))
+            return f'Option<unsafe extern "C" fn({arguments})>'
         tokens = re.findall(r"\w+|\*", declaration.replace("struct ", " "))
         base = next(t for t in tokens if t not in ("const", "*"))
         first_star = tokens.index("*") if "*" in tokens else len(tokens)

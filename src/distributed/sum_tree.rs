@@ -41,6 +41,26 @@ impl SumTree {
         self.additions.len()
     }
 
+    /// Adds up the summands with `add`. Returns `None` if there is none.
+    pub(crate) fn fold<T>(
+        &self,
+        summands: impl IntoIterator<Item = T>,
+        mut add: impl FnMut(T, T) -> T,
+    ) -> Option<T> {
+        let mut stack: Vec<T> = Vec::new();
+        for (summand, &additions) in summands.into_iter().zip(&self.additions) {
+            let mut sum = summand;
+            for _ in 0..additions {
+                sum = match stack.pop() {
+                    Some(before) => add(before, sum),
+                    None => sum,
+                };
+            }
+            stack.push(sum);
+        }
+        stack.pop()
+    }
+
     /// Adds up `len` elements of all summands and hands the sums, a tile at a time, to `write` with
     /// the index of their first element.
     ///
@@ -167,6 +187,8 @@ mod tests {
             for (i, s) in sums.iter().enumerate() {
                 let column: Vec<f32> = summands.iter().map(|x| x[i]).collect();
                 assert_eq!(s.to_bits(), reference(&column).to_bits(), "{towers} towers, element {i}");
+                let folded = SumTree::new(towers).fold(column, |a, b| a + b).unwrap();
+                assert_eq!(s.to_bits(), folded.to_bits(), "{towers} towers, element {i}");
             }
         }
     }

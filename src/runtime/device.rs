@@ -100,7 +100,9 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for name in ["cpu:0", "cpu:3", "xla:cpu:1", "xla:cuda:0", "xla:tpu:7", "reference", "null"] {
+        for name in
+            ["cpu:0", "cpu:3", "xla:cpu:1", "xla:cuda:0", "xla:rocm:1", "xla:tpu:7", "reference", "null"]
+        {
             assert_eq!(name.parse::<Device>().unwrap().to_string(), name);
         }
         assert_eq!("cpu".parse::<Device>().unwrap(), Device::default());

@@ -34,6 +34,10 @@ pub struct SessionOptions {
     /// The number of compiled programs (one per fetches and shapes) to cache. The least recently
     /// used one is evicted.
     pub programs: usize,
+    /// The size limit in bytes of the cache of compiled programs on disk (XLA only), from which the
+    /// least recently used ones are removed. Defaults to the environment variable
+    /// `TENSORPACK_COMPILE_CACHE_BYTES`, and that to 2 GiB. 0 turns the cache off.
+    pub compile_cache_bytes: Option<u64>,
     /// Whether to measure the time of each kernel.
     pub profile: bool,
     /// Whether f32 products are computed in full precision. Otherwise the fastest algorithm is
@@ -67,6 +71,7 @@ impl Default for SessionOptions {
             memory_limit: None,
             deadline: Duration::from_secs(300),
             programs: 16,
+            compile_cache_bytes: None,
             profile: false,
             full_precision: false,
             dump_passes: false,

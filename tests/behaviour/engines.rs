@@ -53,10 +53,6 @@ impl Engine for Counting {
         "the reference engine, counting calls".into()
     }
 
-    fn shares_variables(&self) -> bool {
-        false
-    }
-
     fn check_towers(&self, devices: &[Device]) -> Result<()> {
         match devices.len() {
             1 | 2 => Ok(()),

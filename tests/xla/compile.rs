@@ -13,7 +13,9 @@ use tensorpack::prelude::*;
 const DIR: &str = "TENSORPACK_TEST_RUN";
 
 /// Many layers of different sizes, so that XLA compiles for a while.
-struct Deep;
+struct Deep {
+    layers: usize,
+}
 
 impl ModelDesc for Deep {
     fn inputs(&self) -> Vec<TensorSpec> {
@@ -22,7 +24,7 @@ impl ModelDesc for Deep {
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
         let mut x = inputs[0].clone();
-        for i in 0..100 {
+        for i in 0..self.layers {
             x = Linear::new(4 + i).apply(t, &format!("fc{i}"), &x);
             x = BatchNorm::new().apply(t, &format!("bn{i}"), &x).tanh();
         }
@@ -34,9 +36,14 @@ impl ModelDesc for Deep {
     }
 }
 
+/// Trains a net of 100 layers.
 pub(crate) fn train(dir: &Path, options: SessionOptions, epochs: u64) -> Result<()> {
+    train_layers(100, dir, options, epochs)
+}
+
+pub(crate) fn train_layers(layers: usize, dir: &Path, options: SessionOptions, epochs: u64) -> Result<()> {
     let data = FromFn::new(100, |index| Ok(vec![HostTensor::new([2, 4], vec![index as f32 / 100.0; 8])?]));
-    let config = TrainConfig::new(Deep, data)
+    let config = TrainConfig::new(Deep { layers }, data)
         .callback(ModelSaver::new())
         .session(options)
         .steps_per_epoch(2)
@@ -49,7 +56,9 @@ pub(crate) fn train(dir: &Path, options: SessionOptions, epochs: u64) -> Result<
 #[test]
 fn child_that_compiles() {
     if let (Some(dir), Some(device)) = (std::env::var_os(DIR), device()) {
-        train(Path::new(&dir), SessionOptions { device, ..SessionOptions::default() }, 2).unwrap();
+        // The program must be compiled each time.
+        let options = SessionOptions { device, compile_cache_bytes: Some(0), ..SessionOptions::default() };
+        train(Path::new(&dir), options, 2).unwrap();
     }
 }
 

@@ -2,9 +2,11 @@
 //! or fails if `TENSORPACK_REQUIRE_PLUGIN` is set.
 
 mod ahead;
+mod asynchronous;
 #[path = "../training/boundary_signal.rs"]
 mod boundary_signal;
 mod compile;
+mod compile_cache;
 mod errors;
 #[cfg(target_os = "linux")]
 #[path = "../../crates/tensorpack-pjrt/tests/fake_plugin/mod.rs"]

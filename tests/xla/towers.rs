@@ -2,7 +2,6 @@
 //! batch size k b, on both engines.
 
 use crate::{device, devices};
-use tensorpack::ErrorKind;
 use tensorpack::dataflow::FromFn;
 use tensorpack::graph::{Graph, UPDATE_OPS, VariableSpec};
 use tensorpack::optim::Optimizer;
@@ -136,24 +135,6 @@ fn towers_need_contiguous_devices() {
 
 fn open(device: Device) -> Result<Session> {
     Session::with(Graph::new().freeze()?, SessionOptions { device, ..SessionOptions::default() })
-}
-
-#[test]
-fn asynchronous_training_is_refused() {
-    let Some(device) = device() else { return };
-    let refused = |e: Error| {
-        assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
-        e.to_string()
-    };
-    let on = AsyncMultiGpuTrainer::on([device]);
-    let e = refused(launch_train_with_config(config(), on).err().unwrap());
-    assert_mentions(&e, &["asynchronous", &device.to_string()]);
-    assert!(e.contains("SyncMultiGpuTrainerReplicated"), "{e}");
-    // The same if only the session names the device.
-    let here = config().session(SessionOptions { device, ..SessionOptions::default() });
-    let e = refused(launch_train_with_config(here, AsyncMultiGpuTrainer::new(2)).err().unwrap());
-    assert_mentions(&e, &["asynchronous", "towers"]);
-    assert!(e.contains("synchronous trainer"), "{e}");
 }
 
 /// Towers may compute equal values, such as the indices of two axes, in different orders.

@@ -1,6 +1,7 @@
 //! Reports which engines and devices are available, and how to get what is missing.
 
 use crate::nvidia;
+use crate::packages::other_plugins;
 use std::io::{self, Write};
 use std::sync::Arc;
 use tensorpack::runtime::{XLA_CPU_DEVICES, engines};
@@ -29,6 +30,11 @@ pub(crate) fn report(out: &mut impl Write) -> io::Result<()> {
         if !found.iter().any(|plugin| plugin.platform.as_deref().is_none_or(|found| found == platform)) {
             writeln!(out, "  no plugin for {platform}; to get one: tensorpack plugin install {name}")?;
             missing = true;
+        }
+    }
+    for plugin in other_plugins() {
+        if !found.iter().any(|found| found.platform.as_deref().is_none_or(|name| name == plugin.platform)) {
+            writeln!(out, "  {}", plugin.pip_hint())?;
         }
     }
     if missing {

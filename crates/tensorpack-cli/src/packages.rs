@@ -1,8 +1,9 @@
 //! The Python packages that contain plugins and MPI: versions that were tested, with checksums.
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use std::env::consts;
 use tensorpack::{Error, ErrorKind, Result};
+use tensorpack_pjrt::{PACKAGED_PLUGINS, PackagedPlugin};
 
 /// A plugin that can be installed: the wheel that contains it and those of the libraries it needs.
 #[derive(Debug)]
@@ -65,8 +66,22 @@ static PACKAGES: [Package; 4] = [
 
 /// Parses the name of a package on the command line.
 pub(crate) fn parser() -> impl TypedValueParser<Value = &'static Package> {
-    let names = PossibleValuesParser::new(PACKAGES.iter().map(|package| package.name));
-    names.try_map(|name| named(&name).ok_or("there is no such plugin"))
+    let packages = PACKAGES.iter().map(|package| PossibleValue::new(package.name));
+    // Their names are understood, so that the error can tell where to get them.
+    let others = other_plugins().map(|plugin| PossibleValue::new(plugin.name).hide(true));
+    PossibleValuesParser::new(packages.chain(others))
+        .try_map(|name| named(&name).ok_or_else(|| not_ours(&name)))
+}
+
+/// The plugins that are used if they are present, but not installed.
+pub(crate) fn other_plugins() -> impl Iterator<Item = &'static PackagedPlugin> {
+    PACKAGED_PLUGINS.iter().filter(|plugin| !plugin.installable)
+}
+
+/// The message about a plugin that cannot be installed.
+fn not_ours(name: &str) -> String {
+    let hint = other_plugins().find(|plugin| plugin.name == name).map(PackagedPlugin::pip_hint);
+    hint.unwrap_or_else(|| "there is no such plugin".into())
 }
 
 /// Looks a package up by its name on the command line.
@@ -120,6 +135,15 @@ impl Wheel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plugins_that_are_not_installed_are_named_with_their_package() {
+        assert!(not_ours("tpu").contains("pip install libtpu"));
+        assert!(not_ours("rocm7").contains("pip install jax-rocm7-pjrt"));
+        for plugin in PACKAGED_PLUGINS {
+            assert_eq!(named(plugin.name).is_some(), plugin.installable, "{}", plugin.name);
+        }
+    }
 
     #[test]
     fn every_line_of_every_file_is_a_pinned_wheel() {

@@ -69,7 +69,7 @@ fn a_dry_run_lists_the_download_and_does_nothing() {
     let text = out(&tensorpack(&["plugin", "install", "cuda13", "--dry-run"], dir.path(), Some("exit 1")));
     let home = dir.path().join("plugins/cuda13");
     assert!(text.lines().next().unwrap().contains(home.to_str().unwrap()), "{text}");
-    for part in ["jax-cuda13-pjrt==0.11.2 ", "nvidia-cudnn-cu13==", "nvidia-nccl-cu13==", "total "] {
+    for part in ["jax-cuda13-pjrt==0.12.0.1 ", "nvidia-cudnn-cu13==", "nvidia-nccl-cu13==", "total "] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     assert!(!home.exists());
@@ -123,6 +123,22 @@ fn doctor_counts_the_cores_that_affinity_and_quota_leave() {
     let limited = doctor(&format!("echo $$ > {}/tasks; exec", group.display()));
     fs::remove_dir(&group).unwrap();
     assert!(limited.contains("cpu engine: 1 core,"), "{limited}");
+}
+
+/// Plugins that are not installed here are named with their Python packages.
+#[test]
+fn plugins_of_other_vendors_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let doctor = out(&tensorpack(&["doctor"], dir.path(), None));
+    for (name, package) in [("tpu", "libtpu"), ("rocm7", "jax-rocm7-pjrt")] {
+        let command = format!("pip install {package}");
+        assert!(doctor.contains(&command), "{doctor}");
+        let install = tensorpack(&["plugin", "install", name], dir.path(), None);
+        let text = String::from_utf8(install.stderr).unwrap();
+        assert!(!install.status.success() && text.contains(&command), "{text}");
+    }
+    let help = out(&tensorpack(&["plugin", "install", "--help"], dir.path(), None));
+    assert!(help.contains("cuda13") && !help.contains("rocm7"), "{help}");
 }
 
 #[test]

@@ -101,11 +101,13 @@ opaque!(
     PJRT_ExecuteContext,
     PJRT_Extension_Base,
     PJRT_HloOutputCallbackInfo,
+    PJRT_LoadOptions,
     PJRT_LoadedExecutable,
     PJRT_Memory,
     PJRT_MultiSlice_Config,
     PJRT_RecvCallbackInfo,
-    PJRT_SendCallbackInfo
+    PJRT_SendCallbackInfo,
+    PJRT_SerializedExecutable
 );
 
 pub(crate) type PJRT_Event_OnReadyCallback = unsafe extern "C" fn(*mut PJRT_Error, *mut c_void);
@@ -556,6 +558,18 @@ pub(crate) struct PJRT_Executable_NumOutputs_Args {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub(crate) struct PJRT_Executable_Serialize_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) executable: *const PJRT_Executable,
+    pub(crate) serialized_bytes: *const c_char,
+    pub(crate) serialized_bytes_size: usize,
+    pub(crate) serialized_executable: *mut PJRT_SerializedExecutable,
+    pub(crate) serialized_executable_deleter: Option<unsafe extern "C" fn(*mut PJRT_SerializedExecutable)>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct PJRT_LoadedExecutable_Destroy_Args {
     pub(crate) struct_size: usize,
     pub(crate) extension_start: *mut PJRT_Extension_Base,
@@ -594,6 +608,20 @@ pub(crate) struct PJRT_LoadedExecutable_Execute_Args {
     pub(crate) output_lists: *const *mut *mut PJRT_Buffer,
     pub(crate) device_complete_events: *mut *mut PJRT_Event,
     pub(crate) execute_device: *mut PJRT_Device,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PJRT_Executable_DeserializeAndLoad_Args {
+    pub(crate) struct_size: usize,
+    pub(crate) extension_start: *mut PJRT_Extension_Base,
+    pub(crate) client: *mut PJRT_Client,
+    pub(crate) serialized_executable: *const c_char,
+    pub(crate) serialized_executable_size: usize,
+    pub(crate) loaded_executable: *mut PJRT_LoadedExecutable,
+    pub(crate) overridden_serialized_compile_options: *const c_char,
+    pub(crate) overridden_serialized_compile_options_size: usize,
+    pub(crate) load_options: *mut PJRT_LoadOptions,
 }
 
 #[repr(C)]
@@ -781,7 +809,7 @@ pub(crate) struct PJRT_Api {
     pub(crate) PJRT_Executable_GetCostAnalysis: UntypedFunction,
     pub(crate) PJRT_Executable_OutputMemoryKinds: UntypedFunction,
     pub(crate) PJRT_Executable_OptimizedProgram: UntypedFunction,
-    pub(crate) PJRT_Executable_Serialize: UntypedFunction,
+    pub(crate) PJRT_Executable_Serialize: Function<PJRT_Executable_Serialize_Args>,
     pub(crate) PJRT_LoadedExecutable_Destroy: Function<PJRT_LoadedExecutable_Destroy_Args>,
     pub(crate) PJRT_LoadedExecutable_GetExecutable: Function<PJRT_LoadedExecutable_GetExecutable_Args>,
     pub(crate) PJRT_LoadedExecutable_AddressableDevices:
@@ -789,7 +817,7 @@ pub(crate) struct PJRT_Api {
     pub(crate) PJRT_LoadedExecutable_Delete: UntypedFunction,
     pub(crate) PJRT_LoadedExecutable_IsDeleted: UntypedFunction,
     pub(crate) PJRT_LoadedExecutable_Execute: Function<PJRT_LoadedExecutable_Execute_Args>,
-    pub(crate) PJRT_Executable_DeserializeAndLoad: UntypedFunction,
+    pub(crate) PJRT_Executable_DeserializeAndLoad: Function<PJRT_Executable_DeserializeAndLoad_Args>,
     pub(crate) PJRT_LoadedExecutable_Fingerprint: UntypedFunction,
     pub(crate) PJRT_Buffer_Destroy: Function<PJRT_Buffer_Destroy_Args>,
     pub(crate) PJRT_Buffer_ElementType: Function<PJRT_Buffer_ElementType_Args>,
@@ -911,10 +939,12 @@ c_structs!(
     PJRT_Device_MemoryStats_Args,
     PJRT_Executable_Destroy_Args,
     PJRT_Executable_NumOutputs_Args,
+    PJRT_Executable_Serialize_Args,
     PJRT_LoadedExecutable_Destroy_Args,
     PJRT_LoadedExecutable_GetExecutable_Args,
     PJRT_LoadedExecutable_AddressableDevices_Args,
     PJRT_LoadedExecutable_Execute_Args,
+    PJRT_Executable_DeserializeAndLoad_Args,
     PJRT_Buffer_Destroy_Args,
     PJRT_Buffer_ElementType_Args,
     PJRT_Buffer_Dimensions_Args,
@@ -993,12 +1023,17 @@ crate::c_struct::layouts! {
         peak_allocated_bytes_is_set }
     PJRT_Executable_Destroy_Args { struct_size, extension_start, executable }
     PJRT_Executable_NumOutputs_Args { struct_size, extension_start, executable, num_outputs }
+    PJRT_Executable_Serialize_Args { struct_size, extension_start, executable, serialized_bytes,
+        serialized_bytes_size, serialized_executable, serialized_executable_deleter }
     PJRT_LoadedExecutable_Destroy_Args { struct_size, extension_start, executable }
     PJRT_LoadedExecutable_GetExecutable_Args { struct_size, extension_start, loaded_executable, executable }
     PJRT_LoadedExecutable_AddressableDevices_Args { struct_size, extension_start, executable,
         addressable_devices, num_addressable_devices }
     PJRT_LoadedExecutable_Execute_Args { struct_size, extension_start, executable, options, argument_lists,
         num_devices, num_args, output_lists, device_complete_events, execute_device }
+    PJRT_Executable_DeserializeAndLoad_Args { struct_size, extension_start, client, serialized_executable,
+        serialized_executable_size, loaded_executable, overridden_serialized_compile_options,
+        overridden_serialized_compile_options_size, load_options }
     PJRT_Buffer_Destroy_Args { struct_size, extension_start, buffer }
     PJRT_Buffer_ElementType_Args { struct_size, extension_start, buffer, r#type }
     PJRT_Buffer_Dimensions_Args { struct_size, extension_start, buffer, dims, num_dims }

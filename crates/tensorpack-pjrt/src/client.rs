@@ -340,6 +340,30 @@ impl Client {
         Executable::new(&self.handle, compiled.executable)
     }
 
+    /// Loads a program that was [serialized](Executable::serialize), on the devices that it was
+    /// compiled for.
+    ///
+    /// # Safety
+    /// `serialized` must be what [`Executable::serialize`] returned for a program of the same version of
+    /// the plugin, unchanged: it contains machine code, which plugins do not check.
+    #[doc(alias = "PJRT_Executable_DeserializeAndLoad")]
+    pub unsafe fn deserialize(&self, serialized: &[u8]) -> Result<Executable> {
+        self.handle.check()?;
+        // SAFETY: the client is the plugin's; the bytes live until the call returns; what they contain
+        // is the caller's promise.
+        let loaded = unsafe {
+            call!(
+                self.handle.plugin,
+                PJRT_Executable_DeserializeAndLoad {
+                    client: self.handle.raw,
+                    serialized_executable: serialized.as_ptr().cast(),
+                    serialized_executable_size: serialized.len(),
+                }
+            )
+        }?;
+        Executable::new(&self.handle, loaded.loaded_executable)
+    }
+
     /// Starts to copy a tensor to the memory of a device. The buffer may be used at once. The copy
     /// keeps the elements of `tensor` alive until it is complete.
     #[doc(alias = "PJRT_Client_BufferFromHostBuffer")]

@@ -65,8 +65,14 @@ impl CompileOptions {
         self.replicas * self.partitions
     }
 
-    /// Encodes a `CompileOptionsProto`.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>> {
+    /// The ids of the devices, in the order of [`CompileOptions::devices`]. Empty if the client chooses
+    /// them.
+    pub fn device_ids(&self) -> &[i64] {
+        &self.devices
+    }
+
+    /// Encodes the options as a `CompileOptionsProto`. Equal options have equal encodings.
+    pub fn encode(&self) -> Result<Vec<u8>> {
         let (replicas, partitions) = (self.replicas, self.partitions);
         if replicas == 0 || partitions == 0 {
             let why = format!(

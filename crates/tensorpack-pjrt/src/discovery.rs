@@ -25,19 +25,62 @@ const CACHE: &str = "TENSORPACK_CACHE";
 pub struct PackagedPlugin {
     /// The name for `tensorpack plugin install`.
     pub name: &'static str,
-    /// The platform: `cpu`, `cuda`, `tpu`.
+    /// The platform: `cpu`, `cuda`, `rocm`, `tpu`.
     pub platform: &'static str,
+    /// The Python package that contains it.
+    pub package: &'static str,
     /// The path of the plugin below `site-packages`.
     pub file: &'static str,
+    /// Whether `tensorpack plugin install` installs it. Others are only opened, and untested.
+    pub installable: bool,
 }
 
 /// The plugins that are searched for. Of two for one platform the newer comes first.
-pub const PACKAGED_PLUGINS: [PackagedPlugin; 4] = [
-    PackagedPlugin { name: "cpu", platform: "cpu", file: "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so" },
-    PackagedPlugin { name: "cuda13", platform: "cuda", file: "jax_plugins/xla_cuda13/xla_cuda_plugin.so" },
-    PackagedPlugin { name: "cuda12", platform: "cuda", file: "jax_plugins/xla_cuda12/xla_cuda_plugin.so" },
-    PackagedPlugin { name: "tpu", platform: "tpu", file: "libtpu/libtpu.so" },
+pub const PACKAGED_PLUGINS: [PackagedPlugin; 5] = [
+    PackagedPlugin {
+        name: "cpu",
+        platform: "cpu",
+        package: "xla-cpu-pjrt",
+        file: "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so",
+        installable: true,
+    },
+    PackagedPlugin {
+        name: "cuda13",
+        platform: "cuda",
+        package: "jax-cuda13-pjrt",
+        file: "jax_plugins/xla_cuda13/xla_cuda_plugin.so",
+        installable: true,
+    },
+    PackagedPlugin {
+        name: "cuda12",
+        platform: "cuda",
+        package: "jax-cuda12-pjrt",
+        file: "jax_plugins/xla_cuda12/xla_cuda_plugin.so",
+        installable: true,
+    },
+    PackagedPlugin {
+        name: "rocm7",
+        platform: "rocm",
+        package: "jax-rocm7-pjrt",
+        file: "jax_plugins/xla_rocm7/xla_rocm_plugin.so",
+        installable: false,
+    },
+    PackagedPlugin {
+        name: "tpu",
+        platform: "tpu",
+        package: "libtpu",
+        file: "libtpu/libtpu.so",
+        installable: false,
+    },
 ];
+
+impl PackagedPlugin {
+    /// Returns how to get a plugin that `tensorpack plugin install` does not install.
+    pub fn pip_hint(&self) -> String {
+        let PackagedPlugin { platform, package, .. } = self;
+        format!("the plugin for {platform} is part of a Python package: pip install {package} (untested)")
+    }
+}
 
 /// A plugin that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,12 +171,18 @@ pub fn find_plugin(platform: &str) -> Result<PathBuf> {
 
 fn missing(platform: &str) -> Error {
     let why = format!("there is no XLA plugin for {platform} on this machine");
-    let names: Vec<_> = PACKAGED_PLUGINS.iter().filter(|p| p.platform == platform).map(|p| p.name).collect();
     let mut error = Error::new(ErrorKind::Unsupported, why);
-    if !names.is_empty() && platform != "tpu" {
+    let packaged = PACKAGED_PLUGINS.iter().filter(|p| p.platform == platform);
+    let (installable, others): (Vec<&PackagedPlugin>, Vec<&PackagedPlugin>) =
+        packaged.partition(|p| p.installable);
+    if !installable.is_empty() {
+        let names: Vec<_> = installable.iter().map(|p| p.name).collect();
         let command = format!("tensorpack plugin install {}", names.join("|"));
         error = error.note(format!("install one with: {command}"));
         error = error.note("(in tensorpack's repository: cargo run --bin tensorpack -- plugin install ..)");
+    }
+    for plugin in others {
+        error = error.note(plugin.pip_hint());
     }
     error.note(format!("or set the environment variable {PLUGIN_FILE} to the file of a plugin"))
 }
@@ -250,6 +299,11 @@ mod tests {
         let text = missing("cuda").to_string();
         assert!(missing("cuda").message().contains("XLA plugin for cuda"), "{text}");
         assert!(text.contains("tensorpack plugin install cuda13|cuda12\n"), "{text}");
+        for (platform, package) in [("tpu", "libtpu"), ("rocm", "jax-rocm7-pjrt")] {
+            let text = missing(platform).to_string();
+            assert!(text.contains(&format!("pip install {package}")) && text.contains("untested"), "{text}");
+            assert!(!text.contains("plugin install"), "{text}");
+        }
         assert!(!missing("metal").to_string().contains("install"));
     }
 

@@ -181,6 +181,36 @@ impl Executable {
         self.memory.clone()
     }
 
+    /// Serializes the compiled program, with its compile options and device assignment, for
+    /// [`Client::deserialize`](crate::Client::deserialize). Only the plugin that compiled the program,
+    /// in the same version and for the same kind of device, can read the result.
+    ///
+    /// Returns an error if the plugin cannot serialize the program.
+    #[doc(alias = "PJRT_Executable_Serialize")]
+    pub fn serialize(&self) -> Result<Vec<u8>> {
+        self.handle.check()?;
+        let plugin = &self.handle.plugin;
+        // SAFETY: the executable is the plugin's; the result is the caller's to destroy.
+        let executable =
+            unsafe { call!(plugin, PJRT_LoadedExecutable_GetExecutable { loaded_executable: self.raw }) }?
+                .executable;
+        // SAFETY: the executable is the plugin's, and alive until it is destroyed below.
+        let serialized = unsafe { call!(plugin, PJRT_Executable_Serialize { executable }) };
+        let bytes = serialized.map(|args| {
+            // SAFETY: the plugin returned the bytes with their length; they live until the deleter is
+            // called, and are copied.
+            let bytes = unsafe { to_vec(args.serialized_bytes.cast::<u8>(), args.serialized_bytes_size) };
+            if let Some(delete) = args.serialized_executable_deleter {
+                // SAFETY: the deleter came with the object, and is called once.
+                unsafe { delete(args.serialized_executable) };
+            }
+            bytes
+        });
+        // SAFETY: nobody uses it afterwards.
+        let _ = unsafe { call!(plugin, PJRT_Executable_Destroy { executable }) };
+        bytes
+    }
+
     /// Starts the program on all of its devices of this process; `arguments` has a list for each. An
     /// argument that an output aliases (`tf.aliasing_output`) is donated, and cannot be used
     /// afterwards. If the program runs on devices of other processes, they must start it, too.

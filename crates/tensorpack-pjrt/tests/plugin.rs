@@ -6,7 +6,8 @@ use cpu::client;
 use std::sync::Arc;
 use std::time::Duration;
 use tensorpack_pjrt::{
-    Buffer, Client, CompileOptions, DistributedOptions, Execution, KeyValueStore, OptionValue, Plugin,
+    Buffer, Client, CompileOptions, DistributedOptions, Executable, Execution, KeyValueStore, OptionValue,
+    Plugin,
 };
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, bf16};
 use tensorpack_testing::plugin_for_tests;
@@ -45,6 +46,34 @@ fn a_plugin_reports_its_version_and_devices() {
     let all: Vec<_> = client.global_devices().iter().map(|device| device.id()).collect();
     assert_eq!(all, ids, "there is one process");
     assert!(client.global_devices().iter().all(|d| d.process_index() == 0 && d.is_addressable()));
+}
+
+/// A serialized program computes the same in another client, on the devices it was compiled for.
+#[test]
+fn a_program_is_serialized_and_loaded_again() {
+    let (Some(client), Some(other)) = (cpu::client(3), cpu::client(3)) else { return };
+    let options = CompileOptions::new().replicas(2).devices([2, 1]);
+    let compiled = client.compile(&all_reduce(2), &options).unwrap();
+    let serialized = compiled.serialize().unwrap();
+    assert!(!serialized.is_empty());
+    // SAFETY: the bytes are those of the same plugin.
+    let loaded = unsafe { other.deserialize(&serialized) }.unwrap();
+    assert_eq!(loaded.device_ids(), [2, 1]);
+    assert_eq!(loaded.outputs(), compiled.outputs());
+    let run = |client: &Client, program: &Executable| {
+        let upload = |id: usize| {
+            let x = HostTensor::new([4], vec![id as f32, 0.1, 0.2, 0.3]).unwrap();
+            client.upload(&x, &client.devices()[id]).unwrap()
+        };
+        let arguments = [upload(2), upload(1)];
+        let execution = program.execute(&[vec![&arguments[0]], vec![&arguments[1]]]).unwrap();
+        execution.outputs.iter().map(|of| of[0].download(LIMIT).unwrap()).collect::<Vec<_>>()
+    };
+    let (found, expected) = (run(&other, &loaded), run(&client, &compiled));
+    assert_eq!(found, expected);
+    assert_eq!(found[0].to_f64_vec()[0], 3.0);
+    // SAFETY: an empty program contains no code.
+    assert!(unsafe { other.deserialize(&[]) }.is_err());
 }
 
 /// A store that nobody else uses.

@@ -39,6 +39,10 @@ impl Engine for XlaEngine {
         Some(Device::Xla { platform: Platform::named(platform)?, index: parse_index(index)? })
     }
 
+    fn supports_forks(&self) -> bool {
+        true
+    }
+
     fn supports_process_groups(&self) -> bool {
         true
     }
@@ -55,7 +59,7 @@ impl Engine for XlaEngine {
         Ok(())
     }
 
-    fn create(&self, graph: &Frozen, options: &SessionOptions, _: &Turns) -> Result<Box<dyn Executor>> {
+    fn create(&self, graph: &Frozen, options: &SessionOptions, turns: &Turns) -> Result<Box<dyn Executor>> {
         let (platform, index) = parts(options.device)?;
         let (group, interrupt) = (options.process_group.as_ref(), &options.interrupt);
         let options = XlaOptions {
@@ -63,7 +67,8 @@ impl Engine for XlaEngine {
             deadline: options.deadline,
             full_precision: options.full_precision,
             deterministic: options.deterministic,
+            compile_cache_bytes: options.compile_cache_bytes,
         };
-        Ok(Box::new(XlaExecutor::open(platform, index, options, group, graph.towers(), interrupt)?))
+        Ok(Box::new(XlaExecutor::open(platform, index, options, group, graph.towers(), interrupt, turns)?))
     }
 }

@@ -1,24 +1,28 @@
 //! The executor: variables that stay on devices, and programs that run there.
 
+use super::fork::{Access, ForkState};
 use super::module::Purpose;
 use super::program::{XlaProgram, lock};
 use super::staging::StagedFeeds;
 use super::target::{Target, XlaOptions};
 use super::variables::{Variables, shard};
 use crate::distributed::ProcessGroup;
-use crate::graph::VariableInfo;
+use crate::graph::{Sharding, VariableInfo};
 use crate::kir::Shards;
-use crate::runtime::executor::{Executable, Executor, Feed, RunInfo, SavedValue, check_value};
+use crate::runtime::executor::{Executable, Executor, Feed, Fork, RunInfo, SavedValue, check_value};
 use crate::runtime::shard_updates::stored_shards;
-use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging};
+use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging, Turns};
 use std::sync::{Arc, Mutex};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, element_count};
 
 /// An executor on the devices of a platform.
 pub(in crate::runtime) struct XlaExecutor {
-    target: Target,
-    variables: Arc<Mutex<Variables>>,
-    staged: Arc<StagedFeeds>,
+    pub(super) target: Target,
+    pub(super) variables: Arc<Mutex<Variables>>,
+    pub(super) staged: Arc<StagedFeeds>,
+    pub(super) access: Access,
+    /// Set if this is a fork.
+    pub(super) fork: Option<Arc<ForkState>>,
     /// How the devices divide variables and their updates; `None` if there is one device.
     shards: Option<Shards>,
     infos: Vec<VariableInfo>,
@@ -33,17 +37,57 @@ impl XlaExecutor {
         group: Option<&Arc<ProcessGroup>>,
         towers: usize,
         interrupt: &Interrupt,
+        turns: &Turns,
     ) -> Result<XlaExecutor> {
         let target = Target::open(platform, index, options, group, towers, interrupt)?;
-        let shards =
-            (towers > 1 && target.replicas(1).is_none()).then_some(Shards { count: towers, own: None });
-        let (variables, infos) = Default::default();
-        Ok(XlaExecutor { staged: StagedFeeds::new(&target), target, variables, shards, infos })
+        let one_process = target.replicas(1).is_none();
+        Ok(XlaExecutor {
+            staged: StagedFeeds::new(&target),
+            target,
+            variables: Arc::default(),
+            access: Access::of_owner(turns),
+            fork: None,
+            shards: (towers > 1 && one_process).then_some(Shards { count: towers, own: None }),
+            infos: Vec::new(),
+        })
+    }
+
+    /// Returns an executor for a tower that shares the variables.
+    pub(super) fn forked(&self, fork: &Fork) -> Result<XlaExecutor> {
+        if self.target.replicas(1).is_some() {
+            let why = "the towers of several processes cannot train asynchronously";
+            return Err(Error::new(ErrorKind::Unsupported, why)
+                .note("use a synchronous trainer, or the devices of one process"));
+        }
+        if fork.tower > 0 {
+            // The first tower shares its device, and buffers, with the variables themselves.
+            let bytes = lock(&self.variables).bytes()?;
+            self.target.check_memory(bytes, "the snapshot of the variables", fork.tower)?;
+        }
+        Ok(XlaExecutor {
+            target: self.target.clone(),
+            variables: self.variables.clone(),
+            staged: self.staged.clone(),
+            access: self.access.of_tower(fork.tower),
+            fork: Some(Arc::new(ForkState::new(fork))),
+            shards: self.shards,
+            infos: self.infos.clone(),
+        })
+    }
+
+    /// Returns how the devices divide variables and their updates, if any are divided.
+    pub(super) fn divided(&self) -> Option<(&[VariableInfo], Shards)> {
+        let some = self.infos.iter().any(|v| v.sharding != Sharding::None);
+        self.shards.filter(|_| some).map(|shards| (&self.infos[..], shards))
     }
 
     pub(super) fn program(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
-        let divided = self.shards.map(|shards| (&self.infos[..], shards));
-        XlaProgram::new(lowered, purpose, &self.target, &self.variables, &self.staged, divided)
+        let program = XlaProgram::new(lowered, purpose, self);
+        if let Some(fork) = &self.fork {
+            // The compiler has made progress, though no kernel has.
+            fork.at.set(None);
+        }
+        program
     }
 }
 
@@ -78,18 +122,21 @@ impl Executor for XlaExecutor {
     }
 
     fn read(&self, index: usize) -> Result<HostTensor> {
+        let _turn = self.access.turn()?;
         let variables = lock(&self.variables);
         variables.spec(index)?;
         variables.read(index, &self.target)
     }
 
     fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
+        let _turn = self.access.turn()?;
         let variables = lock(&self.variables);
         variables.spec(index)?;
         Ok(Box::new(variables.save(index, &self.target)))
     }
 
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
+        let _turn = self.access.turn()?;
         let mut variables = lock(&self.variables);
         check_value(Some(variables.spec(index)?), index, value)?;
         variables.write(index, value, &self.target)
@@ -100,8 +147,13 @@ impl Executor for XlaExecutor {
         Ok(Box::new(self.program(&lowered, Purpose::Run)?))
     }
 
+    /// With forks, a run ends before the next turn begins.
     fn runs_ahead(&self) -> bool {
-        true
+        !self.access.is_shared()
+    }
+
+    fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
+        Ok(Box::new(self.forked(&fork)?))
     }
 
     fn staging(&self) -> Option<Staging> {
@@ -116,7 +168,10 @@ impl Executor for XlaExecutor {
     ) -> Result<Option<Error>> {
         let lowered = source.lower()?;
         let program = self.program(&lowered, Purpose::FindNonFinite)?;
-        for (launch, towers) in program.launches.iter().zip(program.launch(run, feeds)?) {
+        let _turn = self.access.turn()?;
+        let launches = program.launches.iter().zip(program.launch(run, feeds)?);
+        // Launches that pass values on to others test nothing.
+        for (launch, towers) in launches.filter(|(launch, _)| !launch.module.tested.is_empty()) {
             for outputs in towers {
                 let finite = self.target.wait(outputs[0].start_download()?)?;
                 let finite = finite.as_slice::<bool>()?;
@@ -166,8 +221,18 @@ mod tests {
             deadline: Duration::from_secs(300),
             full_precision: true,
             deterministic: true,
+            compile_cache_bytes: Some(0),
         };
-        let mut executor = XlaExecutor::open(Platform::Cpu, 0, options, None, 1, &Interrupt::new()).unwrap();
+        let mut executor = XlaExecutor::open(
+            Platform::Cpu,
+            0,
+            options,
+            None,
+            1,
+            &Interrupt::new(),
+            &Turns::new(options.deadline),
+        )
+        .unwrap();
         executor.create_variables(graph.variables(), 0).unwrap();
         let request = request(&[Fetch::from(&double)], &[]);
         let mut program = executor.compile(&Source::new(&graph, &request, Reading::InPlace)).unwrap();

@@ -10,10 +10,22 @@ use super::variables::Variables;
 use crate::kir::GatherKind;
 use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::value_errors;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+
+/// The arguments of a program in a run that is split, on each of its devices.
+#[derive(Default)]
+pub(super) struct PartArguments {
+    /// The values that the towers pass on to the joint program.
+    pub(super) passed: Vec<Vec<Arc<pjrt::Buffer>>>,
+    /// Whether each tower's part succeeded.
+    pub(super) towers_ok: Vec<Vec<Arc<pjrt::Buffer>>>,
+    /// The variables, by index, that the part of a fork reads.
+    pub(super) snapshot: Arc<HashMap<usize, Arc<pjrt::Buffer>>>,
+}
 
 /// A program that can be launched.
 pub(super) struct Launch {
@@ -76,6 +88,7 @@ impl Launch {
         &self,
         run: &RunInfo,
         feeds: &[Feed<'_>],
+        part: &PartArguments,
         variables: &mut Variables,
         staged: &StagedFeeds,
         target: &Target,
@@ -91,6 +104,9 @@ impl Launch {
                     Argument::Variable(v) => variables.buffer(self.first + t, *v),
                     Argument::PriorStepsOk => variables.prior_steps_ok(self.first + t),
                     Argument::Constant(_) => constants.next().expect(exists),
+                    Argument::Passed(i) => &part.passed[t][*i],
+                    Argument::TowerOk(tower) => &part.towers_ok[t][*tower],
+                    Argument::Snapshot(v) => &part.snapshot[v],
                     _ => &**uploaded.next().expect(exists),
                 };
                 self.module.arguments.iter().map(argument).collect()
@@ -155,11 +171,21 @@ impl Launch {
                 Argument::RandomOffset(stream) => {
                     inputs.random_offsets.get(stream).copied().unwrap_or(0) as u64
                 }
-                Argument::Variable(_) | Argument::PriorStepsOk | Argument::Constant(_) => return None,
+                Argument::Variable(_)
+                | Argument::PriorStepsOk
+                | Argument::Constant(_)
+                | Argument::Snapshot(_)
+                | Argument::Passed(_)
+                | Argument::TowerOk(_) => return None,
             };
             upload(at, &HostTensor::scalar(number as i64))
         };
         self.module.arguments.iter().enumerate().filter_map(buffer).collect()
+    }
+
+    /// Returns the number of its devices in this process.
+    pub(super) fn device_count(&self) -> usize {
+        self.towers.len()
     }
 
     /// Checks the report of a tower. Returns an error if an index is out of range, and otherwise
@@ -327,7 +353,8 @@ mod tests {
                         let v = &graph.variables()[*v];
                         v.init.value(RUN.seed, &v.name, v.dtype, &v.sizes).unwrap()
                     }
-                    Argument::PriorStepsOk => HostTensor::scalar(true),
+                    Argument::PriorStepsOk | Argument::TowerOk(_) => HostTensor::scalar(true),
+                    Argument::Passed(_) | Argument::Snapshot(_) => panic!("the run is not split"),
                     Argument::Feed(i) => batch(rank * local + own.feed(*i)),
                     Argument::Constant(value) => value.clone(),
                     Argument::Seed => number(RUN.seed),

@@ -3,7 +3,7 @@
 use super::contract::{self, Precision};
 use super::gather::{self, BadIndex};
 use super::random::{self, Key, Offset};
-use super::spmd::SpmdProgram;
+use super::spmd::{Part, SpmdProgram};
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
 use super::{bf16, collectives, cumsum, expr, pool, reduce, sort, view};
 use crate::graph::split_tower;
@@ -33,8 +33,14 @@ pub(super) enum Argument {
     Variable(usize),
     /// Whether all earlier runs succeeded; if not, this one changes nothing.
     PriorStepsOk,
+    /// A variable's value in the snapshot of a fork.
+    Snapshot(usize),
+    /// Whether the part of a tower succeeded, in a run that is split.
+    TowerOk(usize),
     /// A feed, by index.
     Feed(usize),
+    /// A value that a tower passes on, in a run that is split; by index.
+    Passed(usize),
     /// A constant.
     Constant(HostTensor),
     /// The bits of the session's seed as an i64.
@@ -60,7 +66,8 @@ pub(super) struct CheckedGather {
 /// The results are the next values of variables, the fetches, and the report: i64s, of which the
 /// first is 1 if all checked values are finite, followed by the position (or `i64::MAX`) and the
 /// value of the first bad index of each gather. If there are updates, the last result is
-/// [`Argument::PriorStepsOk`] of the next run. A module that searches for non-finite results
+/// [`Argument::PriorStepsOk`] of the next run. The part of a tower in a run that is split ends with the
+/// values that it passes on, and whether it succeeded. A module that searches for non-finite results
 /// returns only a boolean for each result, and the report.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
@@ -104,6 +111,8 @@ struct ModuleWriter<'a> {
     key: Option<Key>,
     random_offsets: HashMap<String, Value>,
     prior_steps_ok: Option<Value>,
+    /// Whether the parts of towers succeeded, in a run that is split.
+    towers_ok: Vec<Value>,
     materialize: Materialize,
     barriers: bool,
     bad: Vec<(CheckedGather, BadIndex)>,
@@ -121,6 +130,7 @@ impl<'a> ModuleWriter<'a> {
             key: None,
             random_offsets: HashMap::new(),
             prior_steps_ok: None,
+            towers_ok: Vec::new(),
             materialize: Materialize::Barrier,
             barriers,
             bad: Vec::new(),
@@ -143,6 +153,13 @@ impl<'a> ModuleWriter<'a> {
             used.extend(program.fetches.iter().chain(&program.costs).map(|v| v.buffer));
             used.extend(program.updates.iter().map(|u| u.value.buffer));
         }
+        if let Part::Tower { passes } = &self.spmd.part {
+            used.extend(passes.iter().map(|v| v.buffer));
+        }
+        let first_passed = match self.spmd.part {
+            Part::Joint { first_passed, .. } => first_passed,
+            _ => usize::MAX,
+        };
         let written = |v: usize| program.updates.iter().any(|u| u.variable == v);
         for (i, buffer) in program.buffers.iter().enumerate() {
             let id = BufferId(i as u32);
@@ -150,8 +167,15 @@ impl<'a> ModuleWriter<'a> {
                 BufferKind::Variable(v) if used.contains(&id) || written(*v) => {
                     self.argument(Argument::Variable(*v), buffer.dtype, &buffer.sizes)
                 }
+                BufferKind::Snapshot(v) if used.contains(&id) => {
+                    self.argument(Argument::Snapshot(*v), buffer.dtype, &buffer.sizes)
+                }
                 BufferKind::Feed(f) if used.contains(&id) => {
-                    self.argument(Argument::Feed(*f), buffer.dtype, &buffer.sizes)
+                    let argument = match f.checked_sub(first_passed) {
+                        None => Argument::Feed(*f),
+                        Some(passed) => Argument::Passed(passed),
+                    };
+                    self.argument(argument, buffer.dtype, &buffer.sizes)
                 }
                 BufferKind::Constant(t) if used.contains(&id) && buffer.bytes() > INLINE_BYTES => {
                     self.argument(Argument::Constant(t.clone()), buffer.dtype, &buffer.sizes)
@@ -169,6 +193,10 @@ impl<'a> ModuleWriter<'a> {
         }
         if purpose == Purpose::Run && !program.updates.is_empty() {
             self.prior_steps_ok = Some(self.argument(Argument::PriorStepsOk, DType::Bool, &[]));
+            if let Part::Joint { towers, .. } = self.spmd.part {
+                let flag = |tower: usize| self.argument(Argument::TowerOk(tower), DType::Bool, &[]);
+                self.towers_ok = (0..towers).map(flag).collect();
+            }
         }
         self.bind_key();
         if !self.barriers && !program.materialized.is_empty() {
@@ -408,8 +436,8 @@ impl<'a> ModuleWriter<'a> {
             // any, so that they go on to run the same programs.
             reported = ok.clone();
         }
-        if let Some(prior) = &self.prior_steps_ok {
-            ok = self.w.like("and", &[&ok, prior]);
+        for flag in self.towers_ok.iter().chain(&self.prior_steps_ok) {
+            ok = self.w.like("and", &[&ok, flag]);
         }
         let mut results = Vec::new();
         for (u, new) in program.updates.iter().zip(&next) {
@@ -430,7 +458,13 @@ impl<'a> ModuleWriter<'a> {
         let updated: Vec<usize> = program.updates.iter().map(|u| u.variable).collect();
         results.extend(self.read_all(&program.fetches));
         results.push(self.report(&reported));
-        results.extend(self.prior_steps_ok.is_some().then_some(ok));
+        match &self.spmd.part {
+            Part::Tower { passes } => {
+                results.extend(self.read_all(passes));
+                results.push(ok);
+            }
+            _ => results.extend(self.prior_steps_ok.is_some().then_some(ok)),
+        }
         self.finish(updated, program.fetches.len(), results, Vec::new())
     }
 

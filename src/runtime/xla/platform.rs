@@ -10,18 +10,21 @@ pub enum Platform {
     Cpu,
     /// NVIDIA GPUs.
     Cuda,
-    /// Google TPUs.
+    /// AMD GPUs. Untested.
+    Rocm,
+    /// Google TPUs. Untested.
     Tpu,
 }
 
 impl Platform {
-    pub(super) const ALL: [Platform; 3] = [Platform::Cpu, Platform::Cuda, Platform::Tpu];
+    pub(super) const ALL: [Platform; 4] = [Platform::Cpu, Platform::Cuda, Platform::Rocm, Platform::Tpu];
 
     /// Returns the name, as in `xla:cuda:0`.
     pub fn name(self) -> &'static str {
         match self {
             Platform::Cpu => "cpu",
             Platform::Cuda => "cuda",
+            Platform::Rocm => "rocm",
             Platform::Tpu => "tpu",
         }
     }

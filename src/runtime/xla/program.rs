@@ -1,17 +1,20 @@
-//! A program of a session: one SPMD launch for all towers, or one launch per tower if they are
-//! independent.
+//! A program of a session: one SPMD launch for all towers; one launch per tower if they are
+//! independent; or one launch per tower and a joint one if they differ, or if the program is a fork's.
 
-use super::launch::Launch;
+use super::executor::XlaExecutor;
+use super::fork::{Access, ForkState};
+use super::launch::{Launch, PartArguments};
 use super::module::Purpose;
+use super::split_program::{SplitProgram, split_at_sums, split_at_variables};
 use super::spmd::{SpmdProgram, merge_towers};
 use super::staging::StagedFeeds;
 use super::target::Target;
 use super::variables::Variables;
-use crate::graph::VariableInfo;
-use crate::kir::{BufferKind, Kernel, KernelNode, Program, Shards};
+use crate::kir::{BufferKind, Kernel, KernelNode, Program};
 use crate::runtime::Lowered;
 use crate::runtime::executor::{Executable, Feed, Outcome, Pending, RunInfo, check_feeds};
 use crate::runtime::shard_updates::uses_shards;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{DType, HostTensor, Result};
@@ -19,12 +22,34 @@ use tensorpack_tensor::{DType, HostTensor, Result};
 /// A compiled program.
 pub(super) struct XlaProgram {
     pub(super) launches: Arc<Vec<Launch>>,
+    /// What the last launch is given by others, if it is the joint program of a run that is split.
+    joint: Option<JointInputs>,
     fetches: Vec<FetchSource>,
     target: Target,
     variables: Arc<Mutex<Variables>>,
     staged: Arc<StagedFeeds>,
     /// Dtype and sizes of each feed.
     feeds: Vec<(DType, Vec<usize>)>,
+    access: Access,
+    fork: Option<Arc<ForkState>>,
+}
+
+/// The origins of what the joint program of a run that is split is given.
+struct JointInputs {
+    /// The launches of the towers.
+    towers: Range<usize>,
+    /// The device of the first tower. The joint program runs on device 0.
+    first_device: usize,
+    /// For each value, the tower and the index among those that it passes on.
+    passed: Vec<(usize, usize)>,
+}
+
+/// A fork's run whose first part is complete.
+pub(super) struct RunApart {
+    /// The version of the variables that it has read.
+    version: u64,
+    /// The outputs of its launches.
+    outputs: Vec<Vec<Vec<pjrt::Buffer>>>,
 }
 
 /// The origin of a fetched value.
@@ -52,14 +77,12 @@ pub(super) fn lock(variables: &Mutex<Variables>) -> MutexGuard<'_, Variables> {
 }
 
 impl XlaProgram {
-    pub(super) fn new(
-        lowered: &Lowered,
-        purpose: Purpose,
-        target: &Target,
-        variables: &Arc<Mutex<Variables>>,
-        staged: &Arc<StagedFeeds>,
-        divided: Option<(&[VariableInfo], Shards)>,
-    ) -> Result<XlaProgram> {
+    pub(super) fn new(lowered: &Lowered, purpose: Purpose, executor: &XlaExecutor) -> Result<XlaProgram> {
+        let XlaExecutor { target, variables, staged, access, fork, .. } = executor;
+        let divided = executor.divided();
+        if let Some(fork) = fork {
+            return XlaProgram::split(lowered, &split_at_variables(lowered)?, purpose, executor, fork.tower);
+        }
         lock(variables).replicate(target, lowered.programs().len())?;
         let uses_shards = |program: &Program| {
             divided.is_some_and(|(variables, shards)| uses_shards(program, variables, shards))
@@ -91,28 +114,172 @@ impl XlaProgram {
                     lowered.programs().iter().map(|p| SpmdProgram::single(p, Vec::new())).collect();
                 (programs, lowered.fetches().iter().map(source).collect())
             }
+            Err(_) if target.replicas(1).is_none() => {
+                return XlaProgram::split(lowered, &split_at_sums(lowered)?, purpose, executor, 0);
+            }
             Err(e) => return Err(e),
         };
         let launch = |(first, spmd): (usize, &SpmdProgram)| Launch::new(spmd, purpose, target, first);
         let launches = Arc::new(programs.iter().enumerate().map(launch).collect::<Result<_>>()?);
-        let (target, variables, staged) = (target.clone(), variables.clone(), staged.clone());
-        let feeds = lowered.feeds().to_vec();
-        Ok(XlaProgram { launches, fetches, target, variables, staged, feeds })
+        Ok(XlaProgram {
+            launches,
+            joint: None,
+            fetches,
+            target: target.clone(),
+            variables: variables.clone(),
+            staged: staged.clone(),
+            feeds: lowered.feeds().to_vec(),
+            access: access.clone(),
+            fork: None,
+        })
+    }
+
+    /// Compiles the programs of a run that is split. The first tower runs on device `first_device`.
+    fn split(
+        lowered: &Lowered,
+        split: &SplitProgram,
+        purpose: Purpose,
+        executor: &XlaExecutor,
+        first_device: usize,
+    ) -> Result<XlaProgram> {
+        let XlaExecutor { target, variables, staged, access, fork, .. } = executor;
+        let SplitProgram { towers, joint, passed, fetches } = split;
+        let joint = match executor.divided() {
+            Some((variables, shards)) => &joint.clone().shard_updates(variables, shards),
+            None => joint,
+        };
+        let launches = |purpose: Purpose| {
+            let launch =
+                |(i, spmd): (usize, &SpmdProgram)| Launch::new(spmd, purpose, target, first_device + i);
+            towers.iter().enumerate().map(launch).collect::<Result<Vec<Launch>>>()
+        };
+        let mut all = match purpose {
+            Purpose::Run => Vec::new(),
+            // A search tests the results of the towers first. A module that searches passes nothing on,
+            // so the towers run once more for the joint one.
+            Purpose::FindNonFinite => launches(purpose)?,
+        };
+        let first = all.len();
+        all.extend(launches(Purpose::Run)?);
+        let Program { kernels, updates, fetches: joint_fetches, .. } = &joint.program;
+        let joins = !(kernels.is_empty() && updates.is_empty() && joint_fetches.is_empty());
+        if joins {
+            all.push(Launch::new(joint, purpose, target, 0)?);
+        }
+        let towers = first..first + towers.len();
+        let source =
+            |&(launch, index): &(usize, usize)| FetchSource { launch: first + launch, tower: 0, index };
+        Ok(XlaProgram {
+            launches: Arc::new(all),
+            joint: joins.then(|| JointInputs { towers, first_device, passed: passed.clone() }),
+            fetches: fetches.iter().map(source).collect(),
+            target: target.clone(),
+            variables: variables.clone(),
+            staged: staged.clone(),
+            feeds: lowered.feeds().to_vec(),
+            access: access.clone(),
+            fork: fork.clone(),
+        })
     }
 
     /// Starts all launches. Returns the outputs of each tower of each launch.
     pub(super) fn launch(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
+        let mut started = self.launch_towers(run, feeds)?;
+        self.launch_joint(run, feeds, &mut started)?;
+        Ok(started)
+    }
+
+    /// Starts all launches except a joint one.
+    fn launch_towers(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
         check_feeds(&self.feeds, feeds)?;
+        let count = self.launches.len() - usize::from(self.joint.is_some());
+        let snapshot = self.fork.as_ref().map(|fork| fork.snapshot()).unwrap_or_default();
+        let part = PartArguments { snapshot, ..PartArguments::default() };
         let mut variables = lock(&self.variables);
-        let start = |launch: &Launch| launch.start(run, feeds, &mut variables, &self.staged, &self.target);
-        let started = self.launches.iter().map(start).collect();
+        let start =
+            |launch: &Launch| launch.start(run, feeds, &part, &mut variables, &self.staged, &self.target);
+        let started = self.launches[..count].iter().map(start).collect();
         self.staged.release(feeds);
         started
     }
 
+    /// Starts the joint launch of a run that is split, with the outputs of its towers.
+    fn launch_joint(
+        &self,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+        started: &mut Vec<Vec<Vec<pjrt::Buffer>>>,
+    ) -> Result<()> {
+        let (Some(inputs), Some(launch)) = (&self.joint, self.launches.last()) else { return Ok(()) };
+        let part = inputs.collect(started, &self.launches, launch.device_count(), &self.target)?;
+        let mut variables = lock(&self.variables);
+        started.push(launch.start(run, feeds, &part, &mut variables, &self.staged, &self.target)?);
+        Ok(())
+    }
+
+    /// Runs the tower's part of a fork's program on a snapshot of the variables. Returns `None` if a
+    /// value was not finite.
+    pub(super) fn run_apart(
+        &self,
+        fork: &ForkState,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+    ) -> Result<Option<RunApart>> {
+        let arguments = self.launches.iter().flat_map(|launch| &launch.module.arguments);
+        let version = {
+            let _turn = self.access.turn()?;
+            let variables = lock(&self.variables);
+            fork.take_snapshot(arguments, &variables, &self.target)?;
+            variables.version
+        };
+        fork.at.set(None);
+        let outputs = self.launch_towers(run, feeds)?;
+        // Wait here, so that the turn is short.
+        for (launch, outputs) in self.launches.iter().zip(&outputs) {
+            let report = self.target.wait(outputs[0][launch.module.fetches].start_download()?);
+            if !launch.check_report(&report.map_err(|e| launch.explain(e))?)? {
+                return Ok(None);
+            }
+        }
+        fork.at.set(None);
+        Ok(Some(RunApart { version, outputs }))
+    }
+
+    /// Runs the joint part of a fork's program during a turn with the variables.
+    pub(super) fn run_joint(
+        &self,
+        fork: &ForkState,
+        apart: RunApart,
+        run: &RunInfo,
+        feeds: &[Feed<'_>],
+        outputs: &mut Vec<HostTensor>,
+    ) -> Result<Outcome> {
+        let RunApart { version, outputs: mut started } = apart;
+        let _turn = self.access.turn()?;
+        self.launch_joint(run, feeds, &mut started)?;
+        let outcome = Box::new(self.pending(&started)?).collect(outputs)?;
+        fork.at.set(None);
+        if outcome == Outcome::NotFinite {
+            return Ok(outcome);
+        }
+        fork.forget_snapshot();
+        let mut variables = lock(&self.variables);
+        let staleness = variables.version - version;
+        variables.version += u64::from(self.changes_variables());
+        Ok(Outcome::Committed { staleness })
+    }
+
+    fn changes_variables(&self) -> bool {
+        self.launches.iter().any(|launch| !launch.module.updated.is_empty())
+    }
+
     /// Starts a run and the downloads of its results.
     fn begin(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<PendingRun> {
-        let outputs = self.launch(run, feeds)?;
+        self.pending(&self.launch(run, feeds)?)
+    }
+
+    /// Starts the downloads of the results of a run.
+    fn pending(&self, outputs: &[Vec<Vec<pjrt::Buffer>>]) -> Result<PendingRun> {
         let report = |(launch, towers): (&Launch, &Vec<Vec<pjrt::Buffer>>)| {
             towers
                 .iter()
@@ -121,12 +288,44 @@ impl XlaProgram {
         };
         let fetch = |p: &FetchSource| outputs[p.launch][p.tower][p.index].start_download();
         Ok(PendingRun {
-            reports: self.launches.iter().zip(&outputs).map(report).collect::<Result<_>>()?,
+            reports: self.launches.iter().zip(outputs).map(report).collect::<Result<_>>()?,
             fetches: self.fetches.iter().map(fetch).collect::<Result<_>>()?,
             launches: self.launches.clone(),
             target: self.target.clone(),
             variables: self.variables.clone(),
         })
+    }
+}
+
+impl JointInputs {
+    /// Takes what the towers pass on from their outputs, and copies it to the `devices` devices of the
+    /// joint program.
+    fn collect(
+        &self,
+        started: &mut [Vec<Vec<pjrt::Buffer>>],
+        launches: &[Launch],
+        devices: usize,
+        target: &Target,
+    ) -> Result<PartArguments> {
+        // The fetches and the report remain.
+        let mut take = |at: usize| {
+            let own = started[at][0].split_off(launches[at].module.fetches + 1);
+            own.into_iter().map(Arc::new).collect::<Vec<_>>()
+        };
+        let of_towers: Vec<Vec<Arc<pjrt::Buffer>>> = self.towers.clone().map(&mut take).collect();
+        let mut part = PartArguments::default();
+        for device in 0..devices {
+            let copy = |tower: usize, buffer: &Arc<pjrt::Buffer>| match self.first_device + tower == device {
+                true => Ok(buffer.clone()),
+                false => buffer.copy_to(target.device(device)?).map(Arc::new),
+            };
+            let passed = self.passed.iter().map(|&(tower, i)| copy(tower, &of_towers[tower][i]));
+            part.passed.push(passed.collect::<Result<_>>()?);
+            // A tower's last output says whether its part succeeded.
+            let flags = of_towers.iter().enumerate().filter_map(|(tower, own)| Some((tower, own.last()?)));
+            part.towers_ok.push(flags.map(|(tower, ok)| copy(tower, ok)).collect::<Result<_>>()?);
+        }
+        Ok(part)
     }
 }
 
@@ -180,7 +379,18 @@ fn is_same_on_all_processes(program: &Program) -> bool {
 
 impl Executable for XlaProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
-        Box::new(self.begin(run, feeds)?).collect(outputs)
+        if let Some(fork) = &self.fork {
+            return match self.run_apart(fork, run, feeds)? {
+                Some(apart) => self.run_joint(fork, apart, run, feeds, outputs),
+                None => Ok(Outcome::NotFinite),
+            };
+        }
+        let turn = self.access.turn()?;
+        let outcome = Box::new(self.begin(run, feeds)?).collect(outputs)?;
+        if turn.is_some() && outcome != Outcome::NotFinite && self.changes_variables() {
+            lock(&self.variables).version += 1;
+        }
+        Ok(outcome)
     }
 
     fn start(&mut self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Box<dyn Pending>> {

@@ -21,6 +21,21 @@ pub(super) struct SpmdProgram {
     pub(super) towers: Vec<PerTower>,
     /// The replicas of all processes; `None` if all are towers of this one, in their order.
     pub(super) replicas: Option<Replicas>,
+    /// Which part of a run it is.
+    pub(super) part: Part,
+}
+
+/// The part of a run that a program computes.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Part {
+    /// All of it.
+    #[default]
+    Whole,
+    /// What a tower of a run that is split computes by itself. It passes these values on to the joint
+    /// program, and whether it succeeded.
+    Tower { passes: Vec<View> },
+    /// What follows from the values that the towers pass on: the feeds from `first_passed` on.
+    Joint { towers: usize, first_passed: usize },
 }
 
 /// The inputs of a tower that differ from those of the first.
@@ -43,7 +58,8 @@ impl SpmdProgram {
     /// Returns the program of one tower.
     pub(super) fn single(program: &Program, fetches: Vec<(usize, usize)>) -> SpmdProgram {
         let own = PerTower { feeds: HashMap::new(), random_offsets: random_offsets(program) };
-        SpmdProgram { program: program.clone(), fetches, towers: vec![own], replicas: None }
+        let (towers, replicas, part) = (vec![own], None, Part::Whole);
+        SpmdProgram { program: program.clone(), fetches, towers, replicas, part }
     }
 
     /// Returns the program with towers on all processes of `replicas`.

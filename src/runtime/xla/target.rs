@@ -1,6 +1,7 @@
 //! The devices of a session: one per tower, contiguous from the first.
 
 use super::clients::{self, Peers};
+use super::compile_cache::CompileCache;
 use super::replicas::Replicas;
 use crate::distributed::ProcessGroup;
 use crate::runtime::{Device, Interrupt, Platform, memory_limit};
@@ -21,6 +22,8 @@ pub(in crate::runtime) struct XlaOptions {
     pub(in crate::runtime) full_precision: bool,
     /// Whether results are bit-reproducible.
     pub(in crate::runtime) deterministic: bool,
+    /// The size limit in bytes of the compile cache; `None` means the default, 0 means no cache.
+    pub(in crate::runtime) compile_cache_bytes: Option<u64>,
 }
 
 /// Devices of one client.
@@ -37,6 +40,8 @@ pub(super) struct Target {
     first_of_client: usize,
     /// The other processes of the run, if there are any.
     peers: Option<Peers>,
+    /// The compiled programs on disk.
+    pub(super) compile_cache: Option<Arc<CompileCache>>,
 }
 
 impl Target {
@@ -50,6 +55,7 @@ impl Target {
         towers: usize,
         interrupt: &Interrupt,
     ) -> Result<Target> {
+        let compile_cache = CompileCache::open(options.compile_cache_bytes)?.map(Arc::new);
         let open = clients::client(platform, first, group, towers, &options, interrupt)?;
         let target = Target {
             client: open.client,
@@ -58,6 +64,7 @@ impl Target {
             platform,
             first,
             first_of_client: open.first,
+            compile_cache: compile_cache.filter(|_| open.peers.is_none()),
             peers: open.peers,
         };
         target.device(0)?;
@@ -133,7 +140,7 @@ impl Target {
         let options = rounded.replicas(count).devices(ids);
         match self.platform {
             // On other platforms all algorithms are deterministic.
-            Platform::Cuda if self.options.deterministic => {
+            Platform::Cuda | Platform::Rocm if self.options.deterministic => {
                 options.setting("xla_gpu_deterministic_ops", true)
             }
             _ => options,

@@ -6,7 +6,7 @@ use crate::kir::Shards;
 use crate::runtime::executor::SavedValue;
 use std::sync::Arc;
 use tensorpack_pjrt::Buffer;
-use tensorpack_tensor::{DType, Error, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
 /// The buffers of all variables, with one copy per tower.
 #[derive(Debug, Default)]
@@ -19,6 +19,8 @@ pub(super) struct Variables {
     /// A flag per tower: whether all runs so far succeeded. A run that finds it false changes no
     /// variable, so runs can be launched before the outcome of the last one is known.
     prior_steps_ok: Vec<Buffer>,
+    /// The number of updates, counted once there are forks.
+    pub(super) version: u64,
 }
 
 /// The value that a variable had, still on the device of the first tower, or in shards on all.
@@ -65,7 +67,7 @@ impl Variables {
     ) -> Result<Variables> {
         let prior_steps_ok = vec![target.upload(&HostTensor::scalar(true), 0)?];
         let first = first.into_iter().map(Arc::new).collect();
-        Ok(Variables { copies: vec![first], specs, divided, prior_steps_ok })
+        Ok(Variables { copies: vec![first], specs, divided, prior_steps_ok, version: 0 })
     }
 
     /// Copies the variables to the devices of `towers` towers, if they are not there yet.
@@ -116,6 +118,25 @@ impl Variables {
         let copies = self.copies.iter().take(shards.map_or(1, |shards| shards.count));
         let buffers = copies.map(|copy| copy[variable].clone()).collect();
         SavedBuffer { buffers, spec: self.specs[variable].clone(), shards, target: target.clone() }
+    }
+
+    /// Returns the current value of a variable on the device of a tower: the buffer itself on the first
+    /// device, where no run donates it as long as it is shared, or else a copy.
+    pub(super) fn share(&self, variable: usize, tower: usize, target: &Target) -> Result<Arc<Buffer>> {
+        let current = &self.copies[0][variable];
+        match tower {
+            0 => Ok(current.clone()),
+            _ => Ok(Arc::new(current.copy_to(target.device(tower)?)?)),
+        }
+    }
+
+    /// Returns the size of all variables in bytes.
+    pub(super) fn bytes(&self) -> Result<usize> {
+        let mut bytes = 0usize;
+        for (dtype, sizes) in &self.specs {
+            bytes = bytes.saturating_add(element_count(sizes)?.saturating_mul(dtype.size()));
+        }
+        Ok(bytes)
     }
 
     /// Returns whether the current value of a variable is saved, so that a run must not donate it.

@@ -241,9 +241,11 @@ mod tests {
             deadline: Duration::from_secs(300),
             full_precision: true,
             deterministic: true,
+            compile_cache_bytes: Some(0),
         };
-        let interrupt = crate::runtime::Interrupt::new();
-        let mut engine = XlaExecutor::open(Platform::Cpu, 0, options, None, 1, &interrupt).unwrap();
+        let (interrupt, turns) =
+            (crate::runtime::Interrupt::new(), crate::runtime::Turns::new(options.deadline));
+        let mut engine = XlaExecutor::open(Platform::Cpu, 0, options, None, 1, &interrupt, &turns).unwrap();
         engine.create_variables(&[], 0).unwrap();
         let count = HostTensor::new(buffer, (0..120).collect::<Vec<i64>>()).unwrap();
         let mut found = Vec::new();
