@@ -13,7 +13,7 @@ use crate::runtime::value_errors;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt as pjrt;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// A program that can be launched.
 pub(super) struct Launch {
@@ -101,10 +101,13 @@ impl Launch {
             |argument: &Argument| matches!(argument, Argument::Variable(v) if variables.is_saved(*v));
         let kept = self.module.arguments.iter().enumerate().filter(|(_, argument)| is_saved(argument));
         let kept: Vec<usize> = kept.map(|(index, _)| index).collect();
-        let mut results = self.execute(&arguments, &kept, target)?.outputs;
+        let mut results = self.execute(&arguments, &kept, target)?;
         let updated = &self.module.updated;
         let mut rest: Vec<Vec<pjrt::Buffer>> =
             results.iter_mut().map(|outputs| outputs.split_off(updated.len())).collect();
+        if self.module.draws {
+            self.keep_next_draw(run.draw, &mut rest);
+        }
         if !updated.is_empty() {
             let ok = rest.iter_mut().filter_map(Vec::pop).collect();
             variables.update(updated, results, ok, target)?;
@@ -119,12 +122,13 @@ impl Launch {
         arguments: &[Vec<&pjrt::Buffer>],
         kept: &[usize],
         target: &Target,
-    ) -> Result<pjrt::Execution> {
+    ) -> Result<Vec<Vec<pjrt::Buffer>>> {
         let executed = match self.spans_processes && !self.was_started.load(Ordering::Relaxed) {
-            false => self.executable.execute_without_donating(arguments, kept),
+            false => self.executable.launch(arguments, kept),
             true => {
                 let (deadline, check) = (target.options.deadline, || target.check_aborted());
-                self.executable.execute_checking(arguments, kept, deadline, check)
+                let execution = self.executable.execute_checking(arguments, kept, deadline, check);
+                execution.map(|execution| execution.outputs)
             }
         };
         let executed = executed.map_err(|e| target.explain(e))?;
@@ -144,11 +148,11 @@ impl Launch {
         let inputs = &self.towers[tower];
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let device = self.first + tower;
-        let mut upload =
-            |at: usize, value: &HostTensor| Some(cache.upload(value, (at, device), staged, target));
         let buffer = |(at, argument): (usize, &Argument)| {
             let number = match argument {
-                Argument::Feed(i) => return upload(at, feeds[inputs.feed(*i)]),
+                Argument::Feed(i) => {
+                    return Some(cache.upload(feeds[inputs.feed(*i)], (at, device), staged, target));
+                }
                 Argument::Seed => run.seed,
                 Argument::Draw => run.draw,
                 Argument::Zero => 0,
@@ -157,15 +161,27 @@ impl Launch {
                 }
                 Argument::Variable(_) | Argument::PriorStepsOk | Argument::Constant(_) => return None,
             };
-            upload(at, &HostTensor::scalar(number as i64))
+            Some(cache.upload_number(number, (at, device), target))
         };
         self.module.arguments.iter().enumerate().filter_map(buffer).collect()
     }
 
+    /// Takes the draw number of the next run from the results of each tower, so that the next run
+    /// need not upload it.
+    fn keep_next_draw(&self, draw: u64, results: &mut [Vec<pjrt::Buffer>]) {
+        let is_draw = |argument: &Argument| matches!(argument, Argument::Draw);
+        let Some(at) = self.module.arguments.iter().position(is_draw) else { return };
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        for (tower, results) in results.iter_mut().enumerate() {
+            if let Some(next) = results.pop() {
+                cache.computed(draw.wrapping_add(1), (at, self.first + tower), next);
+            }
+        }
+    }
+
     /// Checks the report of a tower. Returns an error if an index is out of range, and otherwise
     /// whether all checked values are finite.
-    pub(super) fn check_report(&self, report: &HostTensor) -> Result<bool> {
-        let report = report.as_slice::<i64>()?;
+    pub(super) fn check_report(&self, report: &[i64]) -> Result<bool> {
         for (gather, found) in self.module.gathers.iter().zip(report[1..].chunks(2)) {
             if found[0] != i64::MAX {
                 let position = found[0] as usize;
@@ -211,7 +227,7 @@ mod tests {
     use std::ops::Range;
     use std::time::Duration;
     use tensorpack_pjrt::{Client, CompileOptions, OptionValue};
-    use tensorpack_tensor::{CounterRng, DType};
+    use tensorpack_tensor::{CounterRng, DType, HostTensor};
 
     const ROWS: usize = 6;
 
@@ -353,7 +369,7 @@ mod tests {
                     let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
                     assert!(off < 1e-12, "{ids:?}, variable {variable}: {found:?} {expected:?}");
                 }
-                let report = outputs[module.updated.len() + module.fetches].download(long).unwrap();
+                let report = outputs[module.updated.len() + module.report].download(long).unwrap();
                 assert_eq!(report.as_slice::<i64>().unwrap()[0], 1);
             }
         }

@@ -5,17 +5,21 @@ use super::gather::{self, BadIndex};
 use super::random::{self, Key, Offset};
 use super::spmd::SpmdProgram;
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
-use super::{bf16, collectives, cumsum, expr, pool, reduce, sort, view};
+use super::{bf16 as bf16_rounding, collectives, cumsum, expr, pool, reduce, sort, view};
 use crate::graph::split_tower;
 use crate::kir::{
     self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
 };
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
-use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, bf16};
 
 /// Larger constants are arguments that stay on the device, instead of text in the module.
 const INLINE_BYTES: usize = 256;
+
+/// The largest number of values that are checked by one reduction. XLA does not fuse operations into
+/// kernels with more than about a hundred operands.
+const CHECKS_PER_REDUCTION: usize = 48;
 
 /// The purpose of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +59,22 @@ pub(super) struct CheckedGather {
     pub(super) rows: usize,
 }
 
+/// Where a fetched value is in the results of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FetchPlace {
+    /// The result with this index after the updated variables.
+    Result(usize),
+    /// A scalar of this dtype, at this index of the report: see [`scalar_bits`].
+    Report(usize, DType),
+}
+
 /// A program as text, with its arguments and results.
 ///
-/// The results are the next values of variables, the fetches, and the report: i64s, of which the
-/// first is 1 if all checked values are finite, followed by the position (or `i64::MAX`) and the
-/// value of the first bad index of each gather. If there are updates, the last result is
-/// [`Argument::PriorStepsOk`] of the next run. A module that searches for non-finite results
+/// The results are the next values of variables, the fetches that are no scalars, and the report:
+/// i64s, of which the first is 1 if all checked values are finite, followed by the position (or
+/// `i64::MAX`) and the value of the first bad index of each gather, and then by the scalar fetches.
+/// One small download has all of them. If there are updates, [`Argument::PriorStepsOk`] of the next
+/// run follows, and if there are random numbers, its [`Argument::Draw`]. A module that searches for non-finite results
 /// returns only a boolean for each result, and the report.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
@@ -68,7 +82,13 @@ pub(super) struct Module {
     pub(super) arguments: Vec<Argument>,
     /// The updated variables, in the order of the results.
     pub(super) updated: Vec<usize>,
-    pub(super) fetches: usize,
+    /// Where each fetch is.
+    pub(super) fetches: Vec<FetchPlace>,
+    /// The index of the report among the results after the updated variables: the number of fetches
+    /// that are no scalars.
+    pub(super) report: usize,
+    /// Whether the last result is the [`Argument::Draw`] of the next run.
+    pub(super) draws: bool,
     pub(super) gathers: Vec<CheckedGather>,
     /// The origin of each result that a search tests.
     pub(super) tested: Vec<Origin>,
@@ -104,6 +124,8 @@ struct ModuleWriter<'a> {
     key: Option<Key>,
     random_offsets: HashMap<String, Value>,
     prior_steps_ok: Option<Value>,
+    /// The draw number of the run as an i64, if the program draws random numbers.
+    draw: Option<Value>,
     materialize: Materialize,
     barriers: bool,
     bad: Vec<(CheckedGather, BadIndex)>,
@@ -121,6 +143,7 @@ impl<'a> ModuleWriter<'a> {
             key: None,
             random_offsets: HashMap::new(),
             prior_steps_ok: None,
+            draw: None,
             materialize: Materialize::Barrier,
             barriers,
             bad: Vec::new(),
@@ -203,6 +226,7 @@ impl<'a> ModuleWriter<'a> {
         }
         let seed = self.argument(Argument::Seed, DType::I64, &[]);
         let draw = self.argument(Argument::Draw, DType::I64, &[]);
+        self.draw = Some(draw.clone());
         let of_towers =
             random.into_iter().filter(|(_, continued)| *continued && self.spmd.replica_count() > 1);
         let streams: Vec<&String> = of_towers.map(|(stream, _)| stream).collect();
@@ -251,7 +275,7 @@ impl<'a> ModuleWriter<'a> {
             Kernel::Map(body) => {
                 let operands = self.read_all(&body.operands);
                 let stored: Vec<DType> = specs.iter().map(|(dtype, _)| *dtype).collect();
-                let float = bf16::compute_dtype(&body.expr, &operands, &stored);
+                let float = bf16_rounding::compute_dtype(&body.expr, &operands, &stored);
                 expr::write(&mut self.w, &body.sizes, &operands, &body.expr, float)
             }
             Kernel::Reduce { body, reduced, kinds } => {
@@ -372,11 +396,8 @@ impl<'a> ModuleWriter<'a> {
             }
             next.push(new);
         }
-        for (value, infinite) in &checked {
-            let finite_here = match infinite {
-                true => reduce::no_nan(&mut self.w, value),
-                false => reduce::all_finite(&mut self.w, value),
-            };
+        for flags in self.finite_flags(&checked) {
+            let finite_here = reduce::all(&mut self.w, &flags);
             finite = self.w.like("and", &[&finite, &finite_here]);
         }
         let ok = self.and_no_bad_index(&finite);
@@ -410,10 +431,57 @@ impl<'a> ModuleWriter<'a> {
             results.push(self.w.select(&take, new, &old));
         }
         let updated: Vec<usize> = program.updates.iter().map(|u| u.variable).collect();
-        results.extend(self.read_all(&program.fetches));
-        results.push(self.report(&reported));
+        let mut fetches = Vec::new();
+        let mut scalars = Vec::new();
+        let mut report = 0;
+        for fetched in self.read_all(&program.fetches) {
+            match fetched.element {
+                Element::Of(dtype) if fetched.sizes.is_empty() => {
+                    fetches.push(FetchPlace::Report(1 + 2 * self.bad.len() + scalars.len(), dtype));
+                    scalars.push(scalar_bits(&mut self.w, &fetched, dtype));
+                }
+                _ => {
+                    fetches.push(FetchPlace::Result(report));
+                    results.push(fetched);
+                    report += 1;
+                }
+            }
+        }
+        results.push(self.report(&reported, scalars));
         results.extend(self.prior_steps_ok.is_some().then_some(ok));
-        self.finish(updated, program.fetches.len(), results, Vec::new())
+        let next_draw = self.draw.clone().map(|draw| {
+            let one = self.w.integer(1, DType::I64, &[]);
+            self.w.like("add", &[&draw, &one])
+        });
+        let draws = next_draw.is_some();
+        results.extend(next_draw);
+        let module = self.finish(updated, fetches, report, results, Vec::new());
+        Module { draws, ..module }
+    }
+
+    /// Returns whether the elements of the checked values are finite, elementwise, with one tensor of
+    /// flags for up to [`CHECKS_PER_REDUCTION`] values of the same sizes. Each reduction is one or two
+    /// kernels on a GPU, and a network has hundreds of small gradients, weights and moments, but only
+    /// few different sizes.
+    fn finite_flags(&mut self, checked: &[(Value, bool)]) -> Vec<Value> {
+        let mut groups: Vec<(Value, usize)> = Vec::new();
+        for (value, infinite) in checked {
+            let flags = match infinite {
+                true => reduce::is_number(&mut self.w, value),
+                false => reduce::is_finite(&mut self.w, value),
+            };
+            let fits = |(all, count): &&mut (Value, usize)| {
+                all.sizes == flags.sizes && *count < CHECKS_PER_REDUCTION
+            };
+            match groups.iter_mut().find(fits) {
+                Some((all, count)) => {
+                    *all = self.w.like("and", &[all, &flags]);
+                    *count += 1;
+                }
+                None => groups.push((flags, 1)),
+            }
+        }
+        groups.into_iter().map(|(flags, _)| flags).collect()
     }
 
     /// Finishes with whether each result is finite, and the report.
@@ -433,8 +501,8 @@ impl<'a> ModuleWriter<'a> {
             n => self.w.op("concatenate", &all, "dimension = 0 : i64", DType::Bool, &[n]),
         };
         let yes = self.w.splat(1.0, DType::Bool, &[]);
-        let report = self.report(&yes);
-        self.finish(Vec::new(), 0, vec![flags, report], tested)
+        let report = self.report(&yes, Vec::new());
+        self.finish(Vec::new(), Vec::new(), 1, vec![flags, report], tested)
     }
 
     /// Returns `flag`, and that all indices are in range.
@@ -448,10 +516,11 @@ impl<'a> ModuleWriter<'a> {
         ok
     }
 
-    fn report(&mut self, finite: &Value) -> Value {
+    fn report(&mut self, finite: &Value, scalars: Vec<Value>) -> Value {
         let finite = self.w.convert(finite, DType::I64);
         let mut report = vec![finite];
         report.extend(self.bad.iter().flat_map(|(_, bad)| [bad.position.clone(), bad.index.clone()]));
+        report.extend(scalars);
         let report: Vec<Value> = report.iter().map(|n| self.w.reshape(n, &[1])).collect();
         let all: Vec<&Value> = report.iter().collect();
         self.w.op("concatenate", &all, "dimension = 0 : i64", DType::I64, &[all.len()])
@@ -460,7 +529,8 @@ impl<'a> ModuleWriter<'a> {
     fn finish(
         mut self,
         updated: Vec<usize>,
-        fetches: usize,
+        fetches: Vec<FetchPlace>,
+        report: usize,
         results: Vec<Value>,
         tested: Vec<Origin>,
     ) -> Module {
@@ -483,8 +553,37 @@ impl<'a> ModuleWriter<'a> {
             arguments: self.arguments.into_iter().map(|(a, _)| a).collect(),
             updated,
             fetches,
+            report,
+            draws: false,
             gathers: self.bad.into_iter().map(|(checked, _)| checked).collect(),
             tested,
         }
+    }
+}
+
+/// Returns the bits of a scalar as an i64; [`scalar_from_bits`] reads them.
+fn scalar_bits(w: &mut Writer, x: &Value, dtype: DType) -> Value {
+    match dtype {
+        DType::F64 => w.op("bitcast_convert", &[x], "", DType::I64, &[]),
+        DType::F32 | DType::Bf16 => {
+            // Every bf16 is an f32.
+            let wide = w.widened(x);
+            let bits = w.op("bitcast_convert", &[&wide], "", DType::I32, &[]);
+            w.convert(&bits, DType::I64)
+        }
+        _ => w.convert(x, DType::I64),
+    }
+}
+
+/// Returns the scalar whose bits a module has stored in its report.
+pub(super) fn scalar_from_bits(bits: i64, dtype: DType) -> HostTensor {
+    match dtype {
+        DType::F64 => HostTensor::scalar(f64::from_bits(bits as u64)),
+        DType::F32 => HostTensor::scalar(f32::from_bits(bits as u32)),
+        DType::Bf16 => HostTensor::scalar(bf16::from_f32(f32::from_bits(bits as u32))),
+        DType::I32 => HostTensor::scalar(bits as i32),
+        DType::I64 => HostTensor::scalar(bits),
+        DType::U8 => HostTensor::scalar(bits as u8),
+        DType::Bool => HostTensor::scalar(bits != 0),
     }
 }

@@ -2,7 +2,7 @@
 //! independent.
 
 use super::launch::Launch;
-use super::module::Purpose;
+use super::module::{FetchPlace, Purpose, scalar_from_bits};
 use super::spmd::{SpmdProgram, merge_towers};
 use super::staging::StagedFeeds;
 use super::target::Target;
@@ -42,7 +42,19 @@ struct PendingRun {
     variables: Arc<Mutex<Variables>>,
     /// The report of each tower of each launch.
     reports: Vec<Vec<pjrt::Download>>,
-    fetches: Vec<pjrt::Download>,
+    fetches: Vec<PendingFetch>,
+}
+
+/// A fetch of a launched run.
+enum PendingFetch {
+    Download(pjrt::Download),
+    /// A scalar of this dtype in the report of a tower of a launch, at this index.
+    Report {
+        launch: usize,
+        tower: usize,
+        index: usize,
+        dtype: DType,
+    },
 }
 
 pub(super) fn lock(variables: &Mutex<Variables>) -> MutexGuard<'_, Variables> {
@@ -105,12 +117,16 @@ impl XlaProgram {
     fn begin(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<PendingRun> {
         let outputs = self.launch(run, feeds)?;
         let report = |(launch, towers): (&Launch, &Vec<Vec<pjrt::Buffer>>)| {
-            towers
-                .iter()
-                .map(|outputs| outputs[launch.module.fetches].start_download())
-                .collect::<Result<_>>()
+            towers.iter().map(|outputs| outputs[launch.module.report].start_download()).collect::<Result<_>>()
         };
-        let fetch = |p: &FetchSource| outputs[p.launch][p.tower][p.index].start_download();
+        let fetch = |&FetchSource { launch, tower, index }: &FetchSource| {
+            Ok(match self.launches[launch].module.fetches[index] {
+                FetchPlace::Result(at) => {
+                    PendingFetch::Download(outputs[launch][tower][at].start_download()?)
+                }
+                FetchPlace::Report(index, dtype) => PendingFetch::Report { launch, tower, index, dtype },
+            })
+        };
         Ok(PendingRun {
             reports: self.launches.iter().zip(&outputs).map(report).collect::<Result<_>>()?,
             fetches: self.fetches.iter().map(fetch).collect::<Result<_>>()?,
@@ -122,30 +138,42 @@ impl XlaProgram {
 }
 
 impl PendingRun {
-    /// Waits for the reports of all towers. Returns whether all checked values were finite.
-    fn wait_for_reports(&mut self) -> Result<bool> {
+    /// Waits for the reports of all towers of all launches. Returns them, if all checked values were
+    /// finite.
+    fn wait_for_reports(&mut self) -> Result<Option<Vec<Vec<HostTensor>>>> {
         let mut finite = true;
+        let mut all = Vec::with_capacity(self.launches.len());
         for (launch, reports) in self.launches.iter().zip(self.reports.drain(..)) {
+            let mut of_launch = Vec::with_capacity(reports.len());
             for report in reports {
                 let report = self.target.wait(report).map_err(|e| launch.explain(e))?;
-                finite &= launch.check_report(&report)?;
+                finite &= launch.check_report(report.as_slice()?)?;
+                of_launch.push(report);
             }
+            all.push(of_launch);
         }
-        Ok(finite)
+        Ok(finite.then_some(all))
     }
 }
 
 impl Pending for PendingRun {
     fn collect(mut self: Box<Self>, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
-        let finite = self.wait_for_reports();
-        if !matches!(finite, Ok(true)) {
-            let reset = lock(&self.variables).reset_ok(&self.target);
-            finite?;
-            return reset.map(|()| Outcome::NotFinite);
-        }
+        let reports = match self.wait_for_reports() {
+            Ok(Some(reports)) => reports,
+            failed => {
+                let reset = lock(&self.variables).reset_ok(&self.target);
+                failed?;
+                return reset.map(|()| Outcome::NotFinite);
+            }
+        };
         outputs.clear();
         for fetch in self.fetches {
-            outputs.push(self.target.wait(fetch)?);
+            outputs.push(match fetch {
+                PendingFetch::Download(download) => self.target.wait(download)?,
+                PendingFetch::Report { launch, tower, index, dtype } => {
+                    scalar_from_bits(reports[launch][tower].as_slice::<i64>()?[index], dtype)
+                }
+            });
         }
         Ok(Outcome::Committed { staleness: 0 })
     }
