@@ -3,6 +3,7 @@
 use super::binding::Request;
 use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue};
 use super::lowering::Source;
+use super::several_steps::SeveralSteps;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, KernelProgress, Staging, Turns};
 use crate::distributed::ProcessGroup;
@@ -101,10 +102,12 @@ pub(super) struct State {
     staleness: u64,
     /// Set permanently when a kernel panics or a tower hangs.
     poisoned: Option<Error>,
+    /// Steps that wait for a launch of several, and launches in flight.
+    pub(super) several: SeveralSteps,
 }
 
 pub(super) struct CachedProgram {
-    request: Request,
+    pub(super) request: Arc<Request>,
     /// The variables it updates.
     updates: Vec<usize>,
     pub(super) executable: Box<dyn Executable>,
@@ -275,7 +278,7 @@ impl Session {
         outputs: &mut Vec<HostTensor>,
     ) -> Result<()> {
         self.graph.take_late_error()?;
-        let mut state = self.lock()?;
+        let mut state = self.lock_after_queued()?;
         let at = state.program(self, fetches, feeds)?;
         if !state.programs[at].executable.checks_feeds() {
             check_finite_feeds(&self.graph, feeds)?;
@@ -313,7 +316,7 @@ impl Session {
     /// Returns the value of a variable.
     pub fn read(&self, name: &str) -> Result<HostTensor> {
         let index = self.variable(name)?;
-        self.lock()?.executor.read(index)
+        self.lock_after_queued()?.executor.read(index)
     }
 
     /// Writes a variable. The value must have its dtype and sizes.
@@ -330,7 +333,7 @@ impl Session {
             ))
             .at(v.site));
         }
-        let mut state = self.lock()?;
+        let mut state = self.lock_after_queued()?;
         state.record_undo_of(index)?;
         state.executor.write(index, value)
     }
@@ -338,7 +341,7 @@ impl Session {
     /// Starts to save the value that each variable has before a write or a run first changes it.
     /// Values stay on the device.
     pub(crate) fn begin_undo_log(&self) -> Result<()> {
-        self.lock()?.undo_log = Some(BTreeMap::new());
+        self.lock_after_queued()?.undo_log = Some(BTreeMap::new());
         Ok(())
     }
 
@@ -383,7 +386,7 @@ impl Session {
 
     /// Sets the number of step runs, for a resumed run.
     pub fn set_run_index(&self, run_index: u64) -> Result<()> {
-        let mut state = self.lock()?;
+        let mut state = self.lock_after_queued()?;
         (state.run_index, state.plain_runs) = (run_index, 0);
         Ok(())
     }
@@ -416,6 +419,14 @@ impl Session {
         })
     }
 
+    /// Locks the state after the steps that were queued for a launch of several have been launched, so
+    /// that variables have the values of the last step.
+    fn lock_after_queued(&self) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.lock()?;
+        state.launch_queued(self.options.seed)?;
+        Ok(state)
+    }
+
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {
         let state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         match &state.poisoned {
@@ -437,6 +448,7 @@ impl State {
             undo_log: None,
             staleness: 0,
             poisoned: None,
+            several: SeveralSteps::default(),
         }
     }
 
@@ -485,13 +497,13 @@ impl State {
         fetches: &[Fetch],
         feeds: &[(&str, &HostTensor)],
     ) -> Result<usize> {
-        let cached = self.programs.iter().position(|p| matches(&p.request, fetches, feeds));
+        let cached = self.programs.iter().position(|p| request_matches(&p.request, fetches, feeds));
         let program = match cached {
             // The common case: the same as last time.
             Some(at) if at + 1 == self.programs.len() => return Ok(at),
             Some(at) => self.programs.remove(at),
             None => {
-                let request = request(fetches, feeds);
+                let request = Arc::new(request(fetches, feeds));
                 let source = Source::new(&session.graph, &request, session.reading);
                 let updates = source.updates()?;
                 let executable = self.executor.compile(&source)?;
@@ -512,7 +524,7 @@ pub(super) fn request(fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Reque
 }
 
 /// Returns whether a request has these fetches and feeds, without allocating.
-fn matches(request: &Request, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> bool {
+pub(super) fn request_matches(request: &Request, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> bool {
     request.fetches == fetches
         && request.feeds.len() == feeds.len()
         && request

@@ -1,13 +1,13 @@
 //! The step plan: the compiled programs of a step, including the fetches of callbacks.
 
 use super::cost_trend::CostTrend;
-use crate::callback::{Callbacks, CollectCx, FetchHandle, Progress};
+use crate::callback::{Callbacks, CollectCx, FetchHandle, Progress, TrainState};
 use crate::graph::{Fetch, Frozen, NodeId, NodeKind, Role};
-use crate::runtime::{Cadence, IntoFetch, Session, StepProgram};
-use std::collections::HashSet;
-use tensorpack_tensor::Result;
+use crate::runtime::{Cadence, IntoFetch, Launches, Session, StepProgram};
+use std::collections::{HashSet, VecDeque};
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The programs of a step, and the run in flight. At most one run is in flight.
+/// The programs of a step, and the runs in flight: at most one, or those of launches of several steps.
 #[doc(alias = "HookedOps")]
 pub(super) struct StepPlan {
     /// The fetches of callbacks in the first run of a step; a
@@ -18,6 +18,10 @@ pub(super) struct StepPlan {
     programs: Vec<PlannedOp>,
     /// The run in flight, with the progress it belongs to.
     in_flight: Option<(RunId, Progress)>,
+    /// Set if a launch runs several steps.
+    pub(super) launches: Option<Launches>,
+    /// The runs that are queued for a launch of several steps or launched, oldest first.
+    queued: VecDeque<(RunId, Progress)>,
     pub(super) costs: CostTrend,
 }
 
@@ -45,7 +49,15 @@ pub(super) struct RunId {
 
 impl StepPlan {
     pub(super) fn new(fetches: Vec<(Fetch, Cadence)>, step_ops: Vec<Fetch>) -> StepPlan {
-        StepPlan { fetches, step_ops, programs: Vec::new(), in_flight: None, costs: CostTrend::new() }
+        StepPlan {
+            fetches,
+            step_ops,
+            programs: Vec::new(),
+            in_flight: None,
+            launches: None,
+            queued: VecDeque::new(),
+            costs: CostTrend::new(),
+        }
     }
 
     /// The run of an operation: the first run of a step, or a further one. Plans the operation if it is new.
@@ -96,10 +108,72 @@ impl StepPlan {
         }
     }
 
-    /// Waits for the run in flight, if there is one, and hands its values to the callbacks.
-    pub(super) fn collect(&mut self, session: &Session, callbacks: &mut Callbacks) -> Result<()> {
+    /// Checks that no callback needs a value right after its run, for launches of several steps.
+    pub(super) fn check_several_steps(&self) -> Result<()> {
+        match self.fetches.iter().find(|(_, cadence)| *cadence == Cadence::EveryRun) {
+            Some((fetch, _)) => {
+                let why = format!("a callback fetches {} with every run (Cadence::EveryRun)", fetch.name);
+                Err(Error::argument(why).note("fetch it with Cadence::Deferred or Cadence::EverySteps"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that a run was queued. Collects all launches but the last; under a policy that skips
+    /// steps all, because the next launch must know how many steps in a row were skipped.
+    pub(super) fn was_queued(
+        &mut self,
+        id: RunId,
+        state: &mut TrainState,
+        callbacks: &mut Callbacks,
+    ) -> Result<()> {
+        self.queued.push_back((id, state.progress.clone()));
+        let in_flight = usize::from(self.launches.is_some_and(|launches| launches.skip_limit == 0));
+        self.collect_launches(in_flight, state, callbacks)
+    }
+
+    /// Collects launches of several steps until at most `in_flight` are left.
+    fn collect_launches(
+        &mut self,
+        in_flight: usize,
+        state: &mut TrainState,
+        callbacks: &mut Callbacks,
+    ) -> Result<()> {
+        while state.session.launched()? > in_flight {
+            for result in state.session.collect_launched()? {
+                let Some((id, progress)) = self.queued.pop_front() else { return Ok(()) };
+                let step = progress.global_step + 1;
+                match result {
+                    Ok(values) => {
+                        state.skipped.in_a_row = 0;
+                        self.run(id).program.deliver(values);
+                        self.hand_out(id, progress, callbacks)?;
+                    }
+                    Err(e) => {
+                        let skips = e.kind() == ErrorKind::NotFinite && {
+                            state.skipped.total += 1;
+                            state.skipped.in_a_row += 1;
+                            self.launches.is_some_and(|l| state.skipped.in_a_row <= l.skip_limit)
+                        };
+                        if !skips {
+                            return Err(self.costs.explain(e).within(format!("step {step}")));
+                        }
+                        log::warn!("skipped step {step} ({} skipped so far): {e}", state.skipped.total);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the runs in flight, if there are any, and hands their values to the callbacks.
+    pub(super) fn collect(&mut self, state: &mut TrainState, callbacks: &mut Callbacks) -> Result<()> {
+        if self.launches.is_some() {
+            state.session.launch_queued()?;
+            self.collect_launches(0, state, callbacks)?;
+        }
         match self.in_flight.take() {
-            Some((id, progress)) => self.collect_run(id, progress, session, callbacks),
+            Some((id, progress)) => self.collect_run(id, progress, &state.session, callbacks),
             None => Ok(()),
         }
     }

@@ -24,6 +24,7 @@ mod processes;
 mod recomputed;
 mod resume;
 mod rows;
+mod several_steps;
 mod staging;
 mod steps;
 mod tower_batch_sizes;

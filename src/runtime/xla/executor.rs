@@ -3,15 +3,19 @@
 use super::module::Purpose;
 use super::program::{XlaProgram, lock};
 use super::staging::StagedFeeds;
+use super::steps_loop::StepsPerLaunch;
+use super::steps_program::XlaStepsProgram;
 use super::target::{Target, XlaOptions};
 use super::variables::Variables;
 use crate::distributed::ProcessGroup;
-use crate::graph::VariableInfo;
-use crate::runtime::executor::{Executable, Executor, Feed, RunInfo, SavedValue, check_value};
+use crate::graph::{GLOBAL_STEP, VariableInfo};
+use crate::runtime::executor::{
+    Executable, Executor, Feed, RunInfo, SavedValue, StepsExecutable, check_value,
+};
 use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging};
 use std::sync::{Arc, Mutex};
 use tensorpack_pjrt::Buffer;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, element_count};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, element_count};
 
 /// An executor on the devices of a platform.
 pub(in crate::runtime) struct XlaExecutor {
@@ -76,8 +80,21 @@ impl Executor for XlaExecutor {
         Ok(Box::new(self.program(&lowered, Purpose::Run)?))
     }
 
+    fn compile_steps(&mut self, source: &Source<'_>, most: usize) -> Result<Box<dyn StepsExecutable>> {
+        let lowered = source.lower()?;
+        let is_counter =
+            |v: &VariableInfo| v.name == GLOBAL_STEP && v.dtype == DType::I64 && v.sizes.is_empty();
+        let counter = source.graph().variables().iter().position(is_counter);
+        let steps = StepsPerLaunch { most, counter };
+        Ok(Box::new(XlaStepsProgram(self.program(&lowered, Purpose::RunSteps(steps))?)))
+    }
+
     fn runs_ahead(&self) -> bool {
         true
+    }
+
+    fn runs_several_steps(&self) -> bool {
+        self.target.replicas(1).is_none()
     }
 
     fn staging(&self) -> Option<Staging> {

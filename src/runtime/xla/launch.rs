@@ -15,6 +15,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
+/// What a launch is given.
+pub(super) struct LaunchInputs<'a> {
+    /// The key of the random numbers of its first step.
+    pub(super) run: RunInfo,
+    /// The feeds of each step.
+    pub(super) feeds: &'a [&'a [Feed<'a>]],
+    /// The number of steps in a row that may be skipped.
+    pub(super) skip_limit: u32,
+    /// The number of steps in a row that were skipped before.
+    pub(super) skipped_before: u32,
+}
+
 /// A program that can be launched.
 pub(super) struct Launch {
     pub(super) module: Module,
@@ -74,14 +86,13 @@ impl Launch {
     /// outputs of each tower, which may still be pending.
     pub(super) fn start(
         &self,
-        run: &RunInfo,
-        feeds: &[Feed<'_>],
+        inputs: &LaunchInputs<'_>,
         variables: &mut Variables,
         staged: &StagedFeeds,
         target: &Target,
     ) -> Result<Vec<Vec<pjrt::Buffer>>> {
         let uploaded = (0..self.towers.len())
-            .map(|t| self.upload_arguments(t, run, feeds, staged, target))
+            .map(|t| self.upload_arguments(t, inputs, staged, target))
             .collect::<Result<Vec<Vec<Arc<pjrt::Buffer>>>>>()?;
         let arguments: Vec<Vec<&pjrt::Buffer>> = (0..self.towers.len())
             .map(|t| {
@@ -106,7 +117,7 @@ impl Launch {
         let mut rest: Vec<Vec<pjrt::Buffer>> =
             results.iter_mut().map(|outputs| outputs.split_off(updated.len())).collect();
         if self.module.draws {
-            self.keep_next_draw(run.draw, &mut rest);
+            self.keep_next_draw(inputs.run.draw.wrapping_add(inputs.feeds.len() as u64), &mut rest);
         }
         if !updated.is_empty() {
             let ok = rest.iter_mut().filter_map(Vec::pop).collect();
@@ -140,25 +151,31 @@ impl Launch {
     fn upload_arguments(
         &self,
         tower: usize,
-        run: &RunInfo,
-        feeds: &[Feed<'_>],
+        inputs: &LaunchInputs<'_>,
         staged: &StagedFeeds,
         target: &Target,
     ) -> Result<Vec<Arc<pjrt::Buffer>>> {
-        let inputs = &self.towers[tower];
+        let LaunchInputs { run, feeds, skip_limit, skipped_before } = inputs;
+        let own = &self.towers[tower];
+        let last = feeds.len().saturating_sub(1);
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let device = self.first + tower;
         let buffer = |(at, argument): (usize, &Argument)| {
             let number = match argument {
                 Argument::Feed(i) => {
-                    return Some(cache.upload(feeds[inputs.feed(*i)], (at, device), staged, target));
+                    return Some(cache.upload(feeds[0][own.feed(*i)], (at, device), staged, target));
                 }
+                Argument::StepFeed(step, i) => {
+                    let value = feeds[last.min(*step)][own.feed(*i)];
+                    return Some(cache.upload(value, (at, device), staged, target));
+                }
+                Argument::Steps => feeds.len() as u64,
+                Argument::SkipLimit => u64::from(*skip_limit),
+                Argument::SkippedBefore => u64::from(*skipped_before),
                 Argument::Seed => run.seed,
                 Argument::Draw => run.draw,
                 Argument::Zero => 0,
-                Argument::RandomOffset(stream) => {
-                    inputs.random_offsets.get(stream).copied().unwrap_or(0) as u64
-                }
+                Argument::RandomOffset(stream) => own.random_offsets.get(stream).copied().unwrap_or(0) as u64,
                 Argument::Variable(_) | Argument::PriorStepsOk | Argument::Constant(_) => return None,
             };
             Some(cache.upload_number(number, (at, device), target))
@@ -168,13 +185,13 @@ impl Launch {
 
     /// Takes the draw number of the next run from the results of each tower, so that the next run
     /// need not upload it.
-    fn keep_next_draw(&self, draw: u64, results: &mut [Vec<pjrt::Buffer>]) {
+    fn keep_next_draw(&self, next_draw: u64, results: &mut [Vec<pjrt::Buffer>]) {
         let is_draw = |argument: &Argument| matches!(argument, Argument::Draw);
         let Some(at) = self.module.arguments.iter().position(is_draw) else { return };
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         for (tower, results) in results.iter_mut().enumerate() {
             if let Some(next) = results.pop() {
-                cache.computed(draw.wrapping_add(1), (at, self.first + tower), next);
+                cache.computed(next_draw, (at, self.first + tower), next);
             }
         }
     }
@@ -345,6 +362,10 @@ mod tests {
                     }
                     Argument::PriorStepsOk => HostTensor::scalar(true),
                     Argument::Feed(i) => batch(rank * local + own.feed(*i)),
+                    Argument::StepFeed(..)
+                    | Argument::Steps
+                    | Argument::SkipLimit
+                    | Argument::SkippedBefore => panic!("{argument:?} in a module of one step"),
                     Argument::Constant(value) => value.clone(),
                     Argument::Seed => number(RUN.seed),
                     Argument::Draw => number(RUN.draw),

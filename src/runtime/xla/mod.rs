@@ -29,6 +29,8 @@ mod sort;
 mod spmd;
 mod stablehlo;
 mod staging;
+mod steps_loop;
+mod steps_program;
 mod target;
 #[cfg(test)]
 mod test_ranks;

@@ -5,6 +5,7 @@ use super::gather::{self, BadIndex};
 use super::random::{self, Key, Offset};
 use super::spmd::SpmdProgram;
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
+use super::steps_loop::StepsPerLaunch;
 use super::{bf16 as bf16_rounding, collectives, cumsum, expr, pool, reduce, sort, view};
 use crate::graph::split_tower;
 use crate::kir::{
@@ -26,6 +27,8 @@ const CHECKS_PER_REDUCTION: usize = 48;
 pub(super) enum Purpose {
     /// Fetches values and updates variables.
     Run,
+    /// Runs several steps, each of which fetches values and updates variables.
+    RunSteps(StepsPerLaunch),
     /// Returns which results are finite, and updates nothing.
     FindNonFinite,
 }
@@ -39,6 +42,16 @@ pub(super) enum Argument {
     PriorStepsOk,
     /// A feed, by index.
     Feed(usize),
+    /// A feed of a step of a launch: the step, and the index of the feed. A launch of fewer steps is
+    /// given the feeds of its last step for those that it does not run.
+    StepFeed(usize, usize),
+    /// The number of steps of this launch as an i64.
+    Steps,
+    /// The number of steps in a row that may be skipped, as an i64; 0 if the first failure ends the
+    /// run.
+    SkipLimit,
+    /// The number of steps in a row that were skipped before this launch, as an i64.
+    SkippedBefore,
     /// A constant.
     Constant(HostTensor),
     /// The bits of the session's seed as an i64.
@@ -75,7 +88,8 @@ pub(super) enum FetchPlace {
 /// `i64::MAX`) and the value of the first bad index of each gather, and then by the scalar fetches.
 /// One small download has all of them. If there are updates, [`Argument::PriorStepsOk`] of the next
 /// run follows, and if there are random numbers, its [`Argument::Draw`]. A module that searches for non-finite results
-/// returns only a boolean for each result, and the report.
+/// returns only a boolean for each result, and the report. In a module of several steps, fetches and
+/// report have one more dimension, the step.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
     pub(super) text: String,
@@ -105,30 +119,50 @@ pub(super) fn module(
 ) -> Result<Module> {
     let mut cx = ModuleWriter::new(spmd, full_precision, barriers);
     cx.bind_arguments(purpose);
-    for node in &spmd.program.kernels {
-        cx.kernel(node).map_err(|e| e.within(&node.origin.name).at(node.origin.site))?;
+    if let Purpose::RunSteps(steps) = purpose {
+        return cx.run_steps(steps);
     }
+    cx.kernels()?;
     Ok(match purpose {
-        Purpose::Run => cx.run(),
         Purpose::FindNonFinite => cx.find_non_finite(),
+        _ => cx.run(),
     })
 }
 
-struct ModuleWriter<'a> {
+pub(super) struct ModuleWriter<'a> {
     precision: Precision,
-    spmd: &'a SpmdProgram,
-    program: &'a Program,
-    w: Writer,
-    values: HashMap<BufferId, Value>,
-    arguments: Vec<(Argument, Value)>,
-    key: Option<Key>,
+    pub(super) spmd: &'a SpmdProgram,
+    pub(super) program: &'a Program,
+    pub(super) w: Writer,
+    pub(super) values: HashMap<BufferId, Value>,
+    pub(super) arguments: Vec<(Argument, Value)>,
+    /// The current value of each variable that is an argument.
+    pub(super) variables: HashMap<usize, Value>,
+    /// The value of each feed that the program reads.
+    pub(super) feeds: Vec<(usize, Value)>,
+    pub(super) key: Option<Key>,
     random_offsets: HashMap<String, Value>,
-    prior_steps_ok: Option<Value>,
+    pub(super) prior_steps_ok: Option<Value>,
     /// The draw number of the run as an i64, if the program draws random numbers.
-    draw: Option<Value>,
+    pub(super) draw: Option<Value>,
     materialize: Materialize,
     barriers: bool,
-    bad: Vec<(CheckedGather, BadIndex)>,
+    pub(super) bad: Vec<(CheckedGather, BadIndex)>,
+}
+
+/// What a step computes.
+pub(super) struct StepResults {
+    /// Whether its checks succeeded on all replicas.
+    pub(super) ok: Value,
+    /// Whether all indices were in range, on all replicas.
+    pub(super) indices_ok: Value,
+    /// The next values of the updated variables, and whether each must be finite.
+    pub(super) next: Vec<(Value, bool)>,
+    /// Where each fetch is.
+    pub(super) fetches: Vec<FetchPlace>,
+    /// The fetches that are no scalars.
+    pub(super) tensors: Vec<Value>,
+    pub(super) report: Value,
 }
 
 impl<'a> ModuleWriter<'a> {
@@ -140,6 +174,8 @@ impl<'a> ModuleWriter<'a> {
             w: Writer::default(),
             values: HashMap::new(),
             arguments: Vec::new(),
+            variables: HashMap::new(),
+            feeds: Vec::new(),
             key: None,
             random_offsets: HashMap::new(),
             prior_steps_ok: None,
@@ -150,8 +186,13 @@ impl<'a> ModuleWriter<'a> {
         }
     }
 
-    fn argument(&mut self, argument: Argument, dtype: DType, sizes: &[usize]) -> Value {
+    pub(super) fn argument(&mut self, argument: Argument, dtype: DType, sizes: &[usize]) -> Value {
         let value = self.w.argument(dtype, sizes);
+        match argument {
+            Argument::Variable(v) => drop(self.variables.insert(v, value.clone())),
+            Argument::Feed(f) => self.feeds.push((f, value.clone())),
+            _ => {}
+        }
         self.arguments.push((argument, value.clone()));
         value
     }
@@ -162,7 +203,8 @@ impl<'a> ModuleWriter<'a> {
         let program = self.program;
         let mut used: HashSet<BufferId> =
             program.kernels.iter().flat_map(|n| n.kernel.reads()).map(|v| v.buffer).collect();
-        if purpose == Purpose::Run {
+        let runs = purpose != Purpose::FindNonFinite;
+        if runs {
             used.extend(program.fetches.iter().chain(&program.costs).map(|v| v.buffer));
             used.extend(program.updates.iter().map(|u| u.value.buffer));
         }
@@ -173,9 +215,10 @@ impl<'a> ModuleWriter<'a> {
                 BufferKind::Variable(v) if used.contains(&id) || written(*v) => {
                     self.argument(Argument::Variable(*v), buffer.dtype, &buffer.sizes)
                 }
-                BufferKind::Feed(f) if used.contains(&id) => {
-                    self.argument(Argument::Feed(*f), buffer.dtype, &buffer.sizes)
-                }
+                BufferKind::Feed(f) if used.contains(&id) => match purpose {
+                    Purpose::RunSteps(steps) => self.step_feeds(*f, steps.most, buffer.dtype, &buffer.sizes),
+                    _ => self.argument(Argument::Feed(*f), buffer.dtype, &buffer.sizes),
+                },
                 BufferKind::Constant(t) if used.contains(&id) && buffer.bytes() > INLINE_BYTES => {
                     self.argument(Argument::Constant(t.clone()), buffer.dtype, &buffer.sizes)
                 }
@@ -186,11 +229,11 @@ impl<'a> ModuleWriter<'a> {
         // If the check fails the old value is kept, so variables that no kernel reads are
         // arguments, too.
         for u in &program.updates {
-            if !program.reads(u.variable) && purpose == Purpose::Run {
+            if !program.reads(u.variable) && runs {
                 self.argument(Argument::Variable(u.variable), u.value.dtype, &u.value.sizes);
             }
         }
-        if purpose == Purpose::Run && !program.updates.is_empty() {
+        if runs && !program.updates.is_empty() {
             self.prior_steps_ok = Some(self.argument(Argument::PriorStepsOk, DType::Bool, &[]));
         }
         self.bind_key();
@@ -237,6 +280,14 @@ impl<'a> ModuleWriter<'a> {
         let mut bits = |v: &Value| self.w.op("bitcast_convert", &[v], "", Element::U64, &[]);
         self.key = Some(Key { seed: bits(&seed), draw: bits(&draw) });
         self.random_offsets = streams.into_iter().cloned().zip(given.iter().map(bits)).collect();
+    }
+
+    /// Prints all kernels.
+    pub(super) fn kernels(&mut self) -> Result<()> {
+        for node in &self.program.kernels {
+            self.kernel(node).map_err(|e| e.within(&node.origin.name).at(node.origin.site))?;
+        }
+        Ok(())
     }
 
     fn read(&mut self, v: &View) -> Value {
@@ -371,17 +422,15 @@ impl<'a> ModuleWriter<'a> {
         self.w.reshape(&y, sizes)
     }
 
-    /// Finishes with the next values of variables, the fetches and the report.
-    fn run(mut self) -> Module {
+    /// Prints the check of a step and its results.
+    pub(super) fn step_results(&mut self) -> StepResults {
         let program = self.program;
         let mut finite = self.w.splat(1.0, DType::Bool, &[]);
         self.w.comment("check");
         // The values to check, each with whether it may be infinite.
-        let fed = self.arguments.iter().filter(|(_, v)| v.element.is_float()).filter_map(|(a, v)| match a {
-            Argument::Feed(i) => Some((v.clone(), program.infinite.contains(i))),
-            _ => None,
-        });
-        let mut checked: Vec<(Value, bool)> = fed.collect();
+        let fed = self.feeds.iter().filter(|(_, v)| v.element.is_float());
+        let mut checked: Vec<(Value, bool)> =
+            fed.map(|(i, v)| (v.clone(), program.infinite.contains(i))).collect();
         checked.extend(program.finite.iter().map(|b| (self.values[b].clone(), false)));
         let varying = collectives::varying(self.spmd);
         let count = self.spmd.replica_count();
@@ -391,49 +440,31 @@ impl<'a> ModuleWriter<'a> {
             if varying.contains(&u.value.buffer) {
                 new = collectives::from_first_tower(&mut self.w, &new, self.spmd);
             }
-            if u.finite && new.element.is_float() {
+            let must_be_finite = u.finite && new.element.is_float();
+            if must_be_finite {
                 checked.push((new.clone(), false));
             }
-            next.push(new);
+            next.push((new, must_be_finite));
         }
         for flags in self.finite_flags(&checked) {
             let finite_here = reduce::all(&mut self.w, &flags);
             finite = self.w.like("and", &[&finite, &finite_here]);
         }
-        let ok = self.and_no_bad_index(&finite);
+        let mut indices_ok = self.no_bad_index();
+        let mut ok = self.w.like("and", &[&finite, &indices_ok]);
         let mut reported = finite;
-        let mut ok = ok;
         if self.spmd.replicas.is_some() || self.prior_steps_ok.is_some() {
             ok = collectives::all_reduce_and(&mut self.w, &ok, count);
+            indices_ok = collectives::all_reduce_and(&mut self.w, &indices_ok, count);
         }
         if self.spmd.replicas.is_some() {
             // The towers of other processes report to them. All processes must learn of the failure of
             // any, so that they go on to run the same programs.
             reported = ok.clone();
         }
-        if let Some(prior) = &self.prior_steps_ok {
-            ok = self.w.like("and", &[&ok, prior]);
-        }
-        let mut results = Vec::new();
-        for (u, new) in program.updates.iter().zip(&next) {
-            let is_variable =
-                |(a, _): &&(Argument, Value)| matches!(a, Argument::Variable(v) if *v == u.variable);
-            let old =
-                self.arguments.iter().find(is_variable).expect("updated variables are arguments").1.clone();
-            let mut take = ok.clone();
-            if u.finite && new.element.is_float() {
-                // The compiler may recompute the value here, and round to infinity what the check
-                // saw as the largest float.
-                let fine = self.w.op("is_finite", &[new], "", DType::Bool, &new.sizes);
-                let ok = self.w.broadcast(&ok, &[], &new.sizes);
-                take = self.w.like("and", &[&ok, &fine]);
-            }
-            results.push(self.w.select(&take, new, &old));
-        }
-        let updated: Vec<usize> = program.updates.iter().map(|u| u.variable).collect();
         let mut fetches = Vec::new();
         let mut scalars = Vec::new();
-        let mut report = 0;
+        let mut tensors = Vec::new();
         for fetched in self.read_all(&program.fetches) {
             match fetched.element {
                 Element::Of(dtype) if fetched.sizes.is_empty() => {
@@ -441,13 +472,48 @@ impl<'a> ModuleWriter<'a> {
                     scalars.push(scalar_bits(&mut self.w, &fetched, dtype));
                 }
                 _ => {
-                    fetches.push(FetchPlace::Result(report));
-                    results.push(fetched);
-                    report += 1;
+                    fetches.push(FetchPlace::Result(tensors.len()));
+                    tensors.push(fetched);
                 }
             }
         }
-        results.push(self.report(&reported, scalars));
+        let report = self.report(&reported, scalars);
+        StepResults { ok, indices_ok, next, fetches, tensors, report }
+    }
+
+    /// Returns the values of the updated variables after a step: the next ones if `take`.
+    pub(super) fn commit(&mut self, next: &[(Value, bool)], take: &Value) -> Vec<Value> {
+        let mut results = Vec::new();
+        for (u, (new, must_be_finite)) in self.program.updates.iter().zip(next) {
+            let old = self.variables.get(&u.variable).expect("updated variables are arguments").clone();
+            let mut take = take.clone();
+            if *must_be_finite {
+                // The compiler may recompute the value here, and round to infinity what the check
+                // saw as the largest float.
+                let fine = reduce::is_finite(&mut self.w, new);
+                let all = self.w.broadcast(&take, &[], &new.sizes);
+                take = self.w.like("and", &[&all, &fine]);
+            }
+            results.push(self.w.select(&take, new, &old));
+        }
+        results
+    }
+
+    /// Returns the updated variables, in the order of the results.
+    pub(super) fn updated(&self) -> Vec<usize> {
+        self.program.updates.iter().map(|u| u.variable).collect()
+    }
+
+    /// Finishes with the next values of variables, the fetches and the report.
+    fn run(mut self) -> Module {
+        let StepResults { mut ok, next, fetches, tensors, report, .. } = self.step_results();
+        if let Some(prior) = &self.prior_steps_ok {
+            ok = self.w.like("and", &[&ok, prior]);
+        }
+        let mut results = self.commit(&next, &ok);
+        let at = tensors.len();
+        results.extend(tensors);
+        results.push(report);
         results.extend(self.prior_steps_ok.is_some().then_some(ok));
         let next_draw = self.draw.clone().map(|draw| {
             let one = self.w.integer(1, DType::I64, &[]);
@@ -455,7 +521,8 @@ impl<'a> ModuleWriter<'a> {
         });
         let draws = next_draw.is_some();
         results.extend(next_draw);
-        let module = self.finish(updated, fetches, report, results, Vec::new());
+        let updated = self.updated();
+        let module = self.finish(updated, fetches, at, results, Vec::new());
         Module { draws, ..module }
     }
 
@@ -505,9 +572,9 @@ impl<'a> ModuleWriter<'a> {
         self.finish(Vec::new(), Vec::new(), 1, vec![flags, report], tested)
     }
 
-    /// Returns `flag`, and that all indices are in range.
-    fn and_no_bad_index(&mut self, flag: &Value) -> Value {
-        let mut ok = flag.clone();
+    /// Returns whether all indices are in range.
+    fn no_bad_index(&mut self) -> Value {
+        let mut ok = self.w.splat(1.0, DType::Bool, &[]);
         for (_, bad) in &self.bad {
             let never = self.w.integer(i64::MAX as i128, DType::I64, &[]);
             let fine = self.w.compare("EQ", &bad.position, &never);
@@ -526,7 +593,7 @@ impl<'a> ModuleWriter<'a> {
         self.w.op("concatenate", &all, "dimension = 0 : i64", DType::I64, &[all.len()])
     }
 
-    fn finish(
+    pub(super) fn finish(
         mut self,
         updated: Vec<usize>,
         fetches: Vec<FetchPlace>,

@@ -1,7 +1,7 @@
 //! A program of a session: one SPMD launch for all towers, or one launch per tower if they are
 //! independent.
 
-use super::launch::Launch;
+use super::launch::{Launch, LaunchInputs};
 use super::module::{FetchPlace, Purpose, scalar_from_bits};
 use super::spmd::{SpmdProgram, merge_towers};
 use super::staging::StagedFeeds;
@@ -36,17 +36,17 @@ struct FetchSource {
 }
 
 /// A launched run, with the downloads of its reports and fetches.
-struct PendingRun {
-    launches: Arc<Vec<Launch>>,
-    target: Target,
-    variables: Arc<Mutex<Variables>>,
+pub(super) struct PendingRun {
+    pub(super) launches: Arc<Vec<Launch>>,
+    pub(super) target: Target,
+    pub(super) variables: Arc<Mutex<Variables>>,
     /// The report of each tower of each launch.
-    reports: Vec<Vec<pjrt::Download>>,
-    fetches: Vec<PendingFetch>,
+    pub(super) reports: Vec<Vec<pjrt::Download>>,
+    pub(super) fetches: Vec<PendingFetch>,
 }
 
 /// A fetch of a launched run.
-enum PendingFetch {
+pub(super) enum PendingFetch {
     Download(pjrt::Download),
     /// A scalar of this dtype in the report of a tower of a launch, at this index.
     Report {
@@ -77,7 +77,7 @@ impl XlaProgram {
                     // A search is each process's own, because only some may have found a value that is
                     // not finite.
                     Some(replicas)
-                        if purpose == Purpose::Run
+                        if purpose != Purpose::FindNonFinite
                             && !lowered.programs().iter().all(is_same_on_all_processes) =>
                     {
                         spmd.on_all_processes(replicas)
@@ -105,17 +105,21 @@ impl XlaProgram {
 
     /// Starts all launches. Returns the outputs of each tower of each launch.
     pub(super) fn launch(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
-        check_feeds(&self.feeds, feeds)?;
+        self.launch_with(&LaunchInputs { run: *run, feeds: &[feeds], skip_limit: 0, skipped_before: 0 })
+    }
+
+    /// Starts all launches, with the feeds of one or several steps.
+    pub(super) fn launch_with(&self, inputs: &LaunchInputs<'_>) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
+        inputs.feeds.iter().try_for_each(|feeds| check_feeds(&self.feeds, feeds))?;
         let mut variables = lock(&self.variables);
-        let start = |launch: &Launch| launch.start(run, feeds, &mut variables, &self.staged, &self.target);
+        let start = |launch: &Launch| launch.start(inputs, &mut variables, &self.staged, &self.target);
         let started = self.launches.iter().map(start).collect();
-        self.staged.release(feeds);
+        inputs.feeds.iter().for_each(|feeds| self.staged.release(feeds));
         started
     }
 
-    /// Starts a run and the downloads of its results.
-    fn begin(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<PendingRun> {
-        let outputs = self.launch(run, feeds)?;
+    /// Starts the downloads of the results of a launch.
+    pub(super) fn download(&self, outputs: &[Vec<Vec<pjrt::Buffer>>]) -> Result<PendingRun> {
         let report = |(launch, towers): (&Launch, &Vec<Vec<pjrt::Buffer>>)| {
             towers.iter().map(|outputs| outputs[launch.module.report].start_download()).collect::<Result<_>>()
         };
@@ -128,7 +132,7 @@ impl XlaProgram {
             })
         };
         Ok(PendingRun {
-            reports: self.launches.iter().zip(&outputs).map(report).collect::<Result<_>>()?,
+            reports: self.launches.iter().zip(outputs).map(report).collect::<Result<_>>()?,
             fetches: self.fetches.iter().map(fetch).collect::<Result<_>>()?,
             launches: self.launches.clone(),
             target: self.target.clone(),
@@ -199,11 +203,11 @@ fn is_same_on_all_processes(program: &Program) -> bool {
 
 impl Executable for XlaProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
-        Box::new(self.begin(run, feeds)?).collect(outputs)
+        Box::new(self.download(&self.launch(run, feeds)?)?).collect(outputs)
     }
 
     fn start(&mut self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Box<dyn Pending>> {
-        Ok(Box::new(self.begin(run, feeds)?))
+        Ok(Box::new(self.download(&self.launch(run, feeds)?)?))
     }
 
     /// Feeds are checked on the device: on the host this would take as long as a GPU needs for the

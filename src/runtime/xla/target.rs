@@ -101,6 +101,12 @@ impl Target {
         value.map_err(|e| self.explain(e))
     }
 
+    /// Returns this target with the deadline of a launch of several steps: one for each.
+    pub(super) fn with_deadline_of(&self, steps: usize) -> Target {
+        let deadline = self.options.deadline.saturating_mul(steps.try_into().unwrap_or(u32::MAX));
+        Target { options: XlaOptions { deadline, ..self.options }, ..self.clone() }
+    }
+
     /// Returns an error if another process has failed, and what waits for it has had time to end.
     pub(super) fn check_aborted(&self) -> Result<()> {
         self.peers.as_ref().map_or(Ok(()), |peers| peers.watch.check_aborted())
