@@ -200,6 +200,10 @@ pub type StepResult = Result<Option<Vec<HostTensor>>>;
 pub trait StepsExecutable: Send {
     /// Starts a launch of as many steps as feeds are given, without waiting for it.
     fn start(&mut self, info: &StepsInfo, feeds: &[&[Feed<'_>]]) -> Result<Box<dyn PendingSteps>>;
+    /// Returns the time spent since compilation, if profiling is on.
+    fn profile(&self) -> Vec<KernelTime> {
+        Vec::new()
+    }
 }
 
 /// A launch of several steps that was started and not waited for.

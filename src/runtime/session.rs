@@ -34,7 +34,7 @@ pub struct SessionOptions {
     /// The number of compiled programs (one per fetches and shapes) to cache. The least recently
     /// used one is evicted.
     pub programs: usize,
-    /// Whether to measure the time of each kernel.
+    /// Whether to measure the time of each kernel; on XLA, of the host's work for each launch.
     pub profile: bool,
     /// Whether f32 products are computed in full precision. Otherwise the fastest algorithm is
     /// used: TF32 (10 mantissa bits) on NVIDIA GPUs; Winograd for 3x3 convolutions on the CPU
@@ -367,9 +367,12 @@ impl Session {
         Ok(state.programs[at].executable.plan_text())
     }
 
-    /// Returns the time spent in each kernel, if [`SessionOptions::profile`] is set.
+    /// Returns the time spent in each kernel, or on XLA in each part of the host's work for a launch,
+    /// if [`SessionOptions::profile`] is set. The programs that were used last come last.
     pub fn profile(&self) -> Result<Vec<KernelTime>> {
-        Ok(self.lock()?.programs.iter().flat_map(|p| p.executable.profile()).collect())
+        let state = self.lock()?;
+        let of_runs = state.programs.iter().flat_map(|p| p.executable.profile());
+        Ok(of_runs.chain(state.several.profile()).collect())
     }
 
     /// Returns the staging area for feeds, or `None` on engines that need none, such as the CPU

@@ -4,7 +4,7 @@
 //! that reads or writes one sees the values of the last step, and a launch ends there.
 
 use super::binding::Request;
-use super::executor::{Feed, PendingSteps, RunInfo, StepsExecutable, StepsInfo};
+use super::executor::{Feed, KernelTime, PendingSteps, RunInfo, StepsExecutable, StepsInfo};
 use super::session::{Session, State, request, request_matches};
 use super::{IntoFetch, Source};
 use crate::graph::Fetch;
@@ -227,6 +227,11 @@ impl State {
 }
 
 impl SeveralSteps {
+    /// Returns the time spent on launches, if profiling is on.
+    pub(super) fn profile(&self) -> impl Iterator<Item = KernelTime> {
+        self.programs.iter().flat_map(|p| p.executable.profile())
+    }
+
     /// Drops what was launched or queued after a failure.
     fn drop_steps(&mut self) {
         self.queued = None;

@@ -68,6 +68,7 @@ impl Engine for XlaEngine {
             deadline: options.deadline,
             full_precision: options.full_precision,
             deterministic: options.deterministic,
+            profile: options.profile,
         };
         Ok(Box::new(XlaExecutor::open(platform, index, options, group, graph.towers(), interrupt)?))
     }

@@ -159,6 +159,7 @@ mod tests {
             deadline: Duration::from_secs(300),
             full_precision: true,
             deterministic: true,
+            profile: false,
         };
         let mut executor = XlaExecutor::open(Platform::Cpu, 0, options, None, 1, &Interrupt::new()).unwrap();
         executor.create_variables(graph.variables(), 0).unwrap();

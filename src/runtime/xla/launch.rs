@@ -2,6 +2,7 @@
 
 use super::argument_cache::ArgumentCache;
 use super::compile::compile;
+use super::host_times::{HostPart, HostTimes};
 use super::module::{Argument, Module, Purpose, module};
 use super::spmd::{PerTower, SpmdProgram};
 use super::staging::StagedFeeds;
@@ -40,6 +41,8 @@ pub(super) struct Launch {
     /// Whether some of its replicas are on devices of other processes.
     spans_processes: bool,
     was_started: AtomicBool,
+    /// What the host spends on launches, if it is measured.
+    pub(super) times: Option<Arc<HostTimes>>,
 }
 
 impl Launch {
@@ -79,6 +82,7 @@ impl Launch {
             cache: Mutex::default(),
             spans_processes: spmd.replicas.is_some(),
             was_started: AtomicBool::new(false),
+            times: HostTimes::new(target.options.profile),
         })
     }
 
@@ -91,6 +95,7 @@ impl Launch {
         staged: &StagedFeeds,
         target: &Target,
     ) -> Result<Vec<Vec<pjrt::Buffer>>> {
+        let mut timer = HostTimes::timer(&self.times);
         let uploaded = (0..self.towers.len())
             .map(|t| self.upload_arguments(t, inputs, staged, target))
             .collect::<Result<Vec<Vec<Arc<pjrt::Buffer>>>>>()?;
@@ -112,7 +117,9 @@ impl Launch {
             |argument: &Argument| matches!(argument, Argument::Variable(v) if variables.is_saved(*v));
         let kept = self.module.arguments.iter().enumerate().filter(|(_, argument)| is_saved(argument));
         let kept: Vec<usize> = kept.map(|(index, _)| index).collect();
+        timer.end(HostPart::Arguments);
         let mut results = self.execute(&arguments, &kept, target)?;
+        timer.end(HostPart::Execute);
         let updated = &self.module.updated;
         let mut rest: Vec<Vec<pjrt::Buffer>> =
             results.iter_mut().map(|outputs| outputs.split_off(updated.len())).collect();
@@ -123,6 +130,7 @@ impl Launch {
             let ok = rest.iter_mut().filter_map(Vec::pop).collect();
             variables.update(updated, results, ok, target)?;
         }
+        timer.end(HostPart::Variables);
         Ok(rest)
     }
 

@@ -15,6 +15,7 @@ mod device;
 mod executor;
 mod expr;
 mod gather;
+mod host_times;
 mod key_value_store;
 mod launch;
 mod module;

@@ -1,6 +1,7 @@
 //! A program of a session: one SPMD launch for all towers, or one launch per tower if they are
 //! independent.
 
+use super::host_times::{HostPart, HostTimes};
 use super::launch::{Launch, LaunchInputs};
 use super::module::{FetchPlace, Purpose, scalar_from_bits};
 use super::spmd::{SpmdProgram, merge_towers};
@@ -9,7 +10,7 @@ use super::target::Target;
 use super::variables::Variables;
 use crate::kir::{BufferKind, Kernel, KernelNode, Program};
 use crate::runtime::Lowered;
-use crate::runtime::executor::{Executable, Feed, Outcome, Pending, RunInfo, check_feeds};
+use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, Pending, RunInfo, check_feeds};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{DType, HostTensor, Result};
@@ -120,6 +121,7 @@ impl XlaProgram {
 
     /// Starts the downloads of the results of a launch.
     pub(super) fn download(&self, outputs: &[Vec<Vec<pjrt::Buffer>>]) -> Result<PendingRun> {
+        let mut timer = HostTimes::timer(&self.launches[0].times);
         let report = |(launch, towers): (&Launch, &Vec<Vec<pjrt::Buffer>>)| {
             towers.iter().map(|outputs| outputs[launch.module.report].start_download()).collect::<Result<_>>()
         };
@@ -131,13 +133,15 @@ impl XlaProgram {
                 FetchPlace::Report(index, dtype) => PendingFetch::Report { launch, tower, index, dtype },
             })
         };
-        Ok(PendingRun {
+        let pending = PendingRun {
             reports: self.launches.iter().zip(outputs).map(report).collect::<Result<_>>()?,
             fetches: self.fetches.iter().map(fetch).collect::<Result<_>>()?,
             launches: self.launches.clone(),
             target: self.target.clone(),
             variables: self.variables.clone(),
-        })
+        };
+        timer.end(HostPart::Downloads);
+        Ok(pending)
     }
 }
 
@@ -162,6 +166,8 @@ impl PendingRun {
 
 impl Pending for PendingRun {
     fn collect(mut self: Box<Self>, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
+        let launches = self.launches.clone();
+        let mut timer = HostTimes::timer(&launches[0].times);
         let reports = match self.wait_for_reports() {
             Ok(Some(reports)) => reports,
             failed => {
@@ -179,6 +185,7 @@ impl Pending for PendingRun {
                 }
             });
         }
+        timer.end(HostPart::Wait);
         Ok(Outcome::Committed { staleness: 0 })
     }
 }
@@ -218,5 +225,9 @@ impl Executable for XlaProgram {
 
     fn plan_text(&self) -> String {
         self.launches.iter().map(Launch::plan_text).collect()
+    }
+
+    fn profile(&self) -> Vec<KernelTime> {
+        HostTimes::report(&self.launches[0].times)
     }
 }

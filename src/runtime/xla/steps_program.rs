@@ -1,10 +1,13 @@
 //! A program that runs several steps in one launch.
 
+use super::host_times::{HostPart, HostTimes};
 use super::launch::{Launch, LaunchInputs};
 use super::module::scalar_from_bits;
 use super::program::{PendingFetch, PendingRun, XlaProgram, lock};
 use super::target::Target;
-use crate::runtime::executor::{Feed, PendingSteps, StepResult, StepsExecutable, StepsInfo};
+use crate::runtime::executor::{
+    Executable, Feed, KernelTime, PendingSteps, StepResult, StepsExecutable, StepsInfo,
+};
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{DType, HostTensor, Result};
 
@@ -26,6 +29,10 @@ impl StepsExecutable for XlaStepsProgram {
         let run = self.0.download(&outputs)?;
         Ok(Box::new(PendingLaunch { run, steps: feeds.len(), info: *info }))
     }
+
+    fn profile(&self) -> Vec<KernelTime> {
+        self.0.profile()
+    }
 }
 
 impl PendingSteps for PendingLaunch {
@@ -34,11 +41,13 @@ impl PendingSteps for PendingLaunch {
         let PendingRun { launches, target, variables, reports, fetches } = run;
         // Training steps are one launch for all towers.
         let (launch, reports) = (&launches[0], reports.into_iter().flatten());
+        let mut timer = HostTimes::timer(&launch.times);
         let ended = Downloaded::wait(launch, &target.with_deadline_of(steps), reports, fetches)
             .and_then(|downloaded| downloaded.results(launch, steps, &info));
         if !matches!(ended, Ok((_, false))) {
             lock(&variables).reset_ok(&target)?;
         }
+        timer.end(HostPart::Wait);
         ended.map(|(results, _)| results)
     }
 }

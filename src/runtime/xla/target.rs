@@ -21,6 +21,8 @@ pub(in crate::runtime) struct XlaOptions {
     pub(in crate::runtime) full_precision: bool,
     /// Whether results are bit-reproducible.
     pub(in crate::runtime) deterministic: bool,
+    /// Whether to measure what the host spends on launches.
+    pub(in crate::runtime) profile: bool,
 }
 
 /// Devices of one client.

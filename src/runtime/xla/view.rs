@@ -241,6 +241,7 @@ mod tests {
             deadline: Duration::from_secs(300),
             full_precision: true,
             deterministic: true,
+            profile: false,
         };
         let interrupt = crate::runtime::Interrupt::new();
         let mut engine = XlaExecutor::open(Platform::Cpu, 0, options, None, 1, &interrupt).unwrap();
