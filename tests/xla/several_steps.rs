@@ -27,7 +27,10 @@ const STEPS: u64 = 11;
 /// Dropout, batch normalization, a lookup, and a learning rate that depends on the step. In f64,
 /// because the compiler may round differently in a loop: XLA's CPU plugin contracts other products
 /// and sums into one instruction.
-struct Net;
+struct Net {
+    /// Whether it has convolutions, which take long to compile.
+    convolutions: bool,
+}
 
 impl ModelDesc for Net {
     fn inputs(&self) -> Vec<TensorSpec> {
@@ -36,8 +39,13 @@ impl ModelDesc for Net {
     }
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
-        let x = Conv2d::new(4, 3).no_bias().apply(t, "conv", &inputs[0]);
-        let x = BatchNorm::new().relu().apply(t, "bn", &x).max_pool(2).dropout(0.3);
+        let x = match self.convolutions {
+            true => {
+                let x = Conv2d::new(4, 3).no_bias().apply(t, "conv", &inputs[0]);
+                BatchNorm::new().relu().apply(t, "bn", &x).max_pool(2).dropout(0.3)
+            }
+            false => inputs[0].dropout(0.3),
+        };
         let prior = Embedding::new(5, 5).dtype(DType::F64).apply(t, "prior", &inputs[1]);
         let logits = Linear::new(5).apply(t, "fc", &x) + prior;
         let cost = logits.sparse_softmax_cross_entropy(&inputs[1]).mean();
@@ -91,13 +99,21 @@ struct Run {
     bad: Bad,
     nan: NanPolicy,
     epochs: u64,
+    convolutions: bool,
     trainer: fn() -> SingleCostTrainer,
 }
 
 impl Run {
     fn new(steps_per_launch: usize) -> Run {
         let trainer = || QueueInputTrainer::new().into();
-        Run { steps_per_launch, bad: Bad::default(), nan: NanPolicy::Stop, epochs: 2, trainer }
+        Run {
+            steps_per_launch,
+            bad: Bad::default(),
+            nan: NanPolicy::Stop,
+            epochs: 2,
+            convolutions: false,
+            trainer,
+        }
     }
 
     fn train(
@@ -107,7 +123,7 @@ impl Run {
         callbacks: Vec<Box<dyn Callback>>,
     ) -> (Result<Trained>, Vec<(String, HostTensor)>) {
         let variables = Variables::default();
-        let config = TrainConfig::new(Net, batches(self.bad))
+        let config = TrainConfig::new(Net { convolutions: self.convolutions }, batches(self.bad))
             .session(SessionOptions { device, deterministic: true, ..SessionOptions::default() })
             .callback(AtTheEnd(variables.clone()))
             .callbacks(callbacks)
@@ -159,11 +175,12 @@ fn assert_close(found: &[(String, HostTensor)], right: &[(String, HostTensor)]) 
 #[test]
 fn variables_and_statistics_are_those_of_one_step_per_launch() {
     let Some(device) = device() else { return };
-    let dirs = [(); 4].map(|()| tempfile::tempdir().unwrap());
-    let (right, statistics) = Run::new(1).results(device, dirs[0].path());
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let run = |steps| Run { convolutions: true, ..Run::new(steps) };
+    let (right, statistics) = run(1).results(device, dirs[0].path());
     assert_eq!(right.iter().find(|(name, _)| name == "global_step").unwrap().1.to_scalar().unwrap(), 22.0);
-    for (steps, dir) in [2, 4, 64].into_iter().zip(&dirs[1..]) {
-        let (found, found_statistics) = Run::new(steps).results(device, dir.path());
+    for (steps, dir) in [4, 64].into_iter().zip(&dirs[1..]) {
+        let (found, found_statistics) = run(steps).results(device, dir.path());
         assert_close(&found, &right);
         let (found, right) = (costs(&found_statistics), costs(&statistics));
         assert_eq!(right.len(), 2);
@@ -312,7 +329,7 @@ fn a_run_resumes_in_the_middle_of_a_launch() {
     let Some(device) = device() else { return };
     let whole = tempfile::tempdir().unwrap();
     let right = Run::new(4).results(device, whole.path());
-    for after in [2, 4, STEPS, STEPS + 3] {
+    for after in [2, 4, STEPS + 3] {
         let dir = tempfile::tempdir().unwrap();
         let (ended, _) = Run::new(4).train(device, Some(dir.path()), vec![Box::new(Fails { after })]);
         let e = ended.err().unwrap();
@@ -327,7 +344,7 @@ fn a_run_resumes_in_the_middle_of_a_launch() {
 #[test]
 fn a_bad_step_in_a_launch_is_named_and_the_variables_are_those_before_it() {
     let Some(device) = device() else { return };
-    for index in [1, 3, 4, 6] {
+    for index in [1, 4, 7] {
         let divisors: &'static [u64] = Box::leak(Box::new([index]));
         let bad = |steps| Run { bad: Bad { divisors, ..Bad::default() }, ..Run::new(steps) };
         let [(found, variables), (right, expected)] =
@@ -354,13 +371,13 @@ fn bad_steps_in_a_launch_are_skipped_alone() {
         Run { bad, nan: NanPolicy::Skip(2), ..Run::new(steps) }.train(device, None, Vec::new())
     };
     // At the start, in the middle and at the end of launches, and across the end of one.
-    for divisors in [&[0u64, 2, 5, 6][..], &[3, 4, 7, 8], &[10, 11]] {
+    for divisors in [&[0u64, 2, 5, 6][..], &[3, 4, 10, 11]] {
         let [(found, variables), (right, expected)] = [4, 1].map(|steps| run(steps, divisors));
         found.unwrap();
         right.unwrap();
         assert_close(&variables, &expected);
     }
-    for divisors in [&[3u64, 4, 5][..], &[0, 1, 2], &[5, 6, 7]] {
+    for divisors in [&[3u64, 4, 5][..], &[0, 1, 2]] {
         let [(found, variables), (right, expected)] = [4, 1].map(|steps| run(steps, divisors));
         let (found, right) = (found.err().unwrap(), right.err().unwrap());
         let last = divisors.last().unwrap() + 1;
