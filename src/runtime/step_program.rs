@@ -22,7 +22,7 @@ pub enum Cadence {
     EverySteps(u64),
     /// With the last step of every epoch.
     EveryEpoch,
-    /// With every run, but possibly after the next one has started, so that an accelerator does not
+    /// With every run, but possibly after later ones have started, so that an accelerator does not
     /// wait for the host. See [`StepProgram::deferred`].
     #[doc(alias = "Collected")]
     Deferred,

@@ -117,8 +117,8 @@ impl StepCx<'_> {
     /// callbacks.
     ///
     /// On an accelerator a run whose values are not needed immediately stays in flight and is
-    /// collected after the next one has started. If it failed, the next one has changed nothing
-    /// either, and the error names the step.
+    /// collected after the next two have started. If it failed, they have changed nothing either,
+    /// and the error names the step.
     #[doc(alias = "hooked_sess")]
     pub fn run(&mut self, what: &Fetch) -> Result<&[HostTensor]> {
         let id = self.next_run(what)?;

@@ -7,7 +7,12 @@ use crate::runtime::{Cadence, IntoFetch, Launches, Session, StepProgram};
 use std::collections::{HashSet, VecDeque};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The programs of a step, and the runs in flight: at most one, or those of launches of several steps.
+/// The number of runs that stay in flight after a launch. With one, the host would wait for the
+/// values of the last run, which reach it some time after a GPU has computed them.
+const IN_FLIGHT: usize = 2;
+
+/// The programs of a step, and the runs in flight: at most [`IN_FLIGHT`], or those of launches of
+/// several steps.
 #[doc(alias = "HookedOps")]
 pub(super) struct StepPlan {
     /// The fetches of callbacks in the first run of a step; a
@@ -16,8 +21,8 @@ pub(super) struct StepPlan {
     /// Operations that run together with the first run of every step.
     step_ops: Vec<Fetch>,
     programs: Vec<PlannedOp>,
-    /// The run in flight, with the progress it belongs to.
-    in_flight: Option<(RunId, Progress)>,
+    /// The runs in flight, oldest first, with the progress they belong to.
+    in_flight: VecDeque<(RunId, Progress)>,
     /// Set if a launch runs several steps.
     pub(super) launches: Option<Launches>,
     /// The runs that are queued for a launch of several steps or launched, oldest first.
@@ -53,7 +58,7 @@ impl StepPlan {
             fetches,
             step_ops,
             programs: Vec::new(),
-            in_flight: None,
+            in_flight: VecDeque::new(),
             launches: None,
             queued: VecDeque::new(),
             costs: CostTrend::new(),
@@ -94,7 +99,7 @@ impl StepPlan {
         if id.first { &mut planned.first } else { &mut planned.alone }
     }
 
-    /// Notes that a run was launched, and collects the one that was in flight before it.
+    /// Notes that a run was launched, and collects the oldest one if too many are in flight.
     pub(super) fn launched(
         &mut self,
         id: RunId,
@@ -102,10 +107,8 @@ impl StepPlan {
         session: &Session,
         callbacks: &mut Callbacks,
     ) -> Result<()> {
-        match self.in_flight.replace((id, progress)) {
-            Some((id, progress)) => self.collect_run(id, progress, session, callbacks),
-            None => Ok(()),
-        }
+        self.in_flight.push_back((id, progress));
+        self.collect_runs(IN_FLIGHT, session, callbacks)
     }
 
     /// Checks that no callback needs a value right after its run, for launches of several steps.
@@ -172,10 +175,16 @@ impl StepPlan {
             state.session.launch_queued()?;
             self.collect_launches(0, state, callbacks)?;
         }
-        match self.in_flight.take() {
-            Some((id, progress)) => self.collect_run(id, progress, &state.session, callbacks),
-            None => Ok(()),
+        self.collect_runs(0, &state.session, callbacks)
+    }
+
+    /// Collects runs until at most `in_flight` are left.
+    fn collect_runs(&mut self, in_flight: usize, session: &Session, callbacks: &mut Callbacks) -> Result<()> {
+        while self.in_flight.len() > in_flight {
+            let Some((id, progress)) = self.in_flight.pop_front() else { break };
+            self.collect_run(id, progress, session, callbacks)?;
         }
+        Ok(())
     }
 
     fn collect_run(

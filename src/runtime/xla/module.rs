@@ -605,8 +605,10 @@ impl<'a> ModuleWriter<'a> {
         let mut text = String::from("module @tensorpack {\n  func.func public @main(");
         for (i, (argument, value)) in self.arguments.iter().enumerate() {
             let alias = match argument {
-                // The next value takes over its memory.
+                // The next value takes over its memory, so that its address stays the same: if one
+                // changes, XLA updates the CUDA graphs that it has recorded.
                 Argument::Variable(v) => updated.iter().position(|u| u == v),
+                Argument::PriorStepsOk => Some(updated.len() + report + 1),
                 _ => None,
             };
             let alias = alias.map_or(String::new(), |at| format!(" {{tf.aliasing_output = {at} : i32}}"));

@@ -58,6 +58,9 @@ impl ModuleWriter<'_> {
     /// Finishes with a loop over the steps. The results are those of one step, with fetches and
     /// report stacked.
     ///
+    /// The loop always makes the largest number of iterations, because on a GPU XLA would otherwise wait
+    /// on the host for the condition of each. In a launch of fewer steps the last ones change nothing.
+    ///
     /// A step whose check fails changes nothing. As long as no more steps in a row fail than may be
     /// skipped, the following ones run on; then, and after a bad index, no step changes anything.
     pub(super) fn run_steps(mut self, steps: StepsPerLaunch) -> Result<Module> {
@@ -111,15 +114,22 @@ impl ModuleWriter<'_> {
 
         let one = self.w.integer(1, DType::I64, &[]);
         let zero = self.w.integer(0, DType::I64, &[]);
-        let take = self.w.like("and", &[&ok, &active]);
+        // Beyond the steps of this launch nothing is changed, and so nothing is checked.
+        let runs = self.w.compare("LT", &index, &count);
+        let counts = self.w.like("and", &[&runs, &active]);
+        let take = self.w.like("and", &[&ok, &counts]);
         let more = self.w.like("add", &[&skipped, &one]);
         let now_skipped = self.w.select(&ok, &zero, &more);
+        let now_skipped = self.w.select(&runs, &now_skipped, &skipped);
         let few = self.w.compare("LE", &now_skipped, &limit);
         let goes_on = self.w.like("and", &[&few, &indices_ok]);
+        let yes = self.w.splat(1.0, DType::Bool, &[]);
+        let goes_on = self.w.select(&runs, &goes_on, &yes);
         let still_active = self.w.like("and", &[&active, &goes_on]);
         let counter_next = counted.as_ref().map(|counted| {
             let next = self.w.like("add", &[counted, &one]);
-            self.w.select(&still_active, &next, counted)
+            let advances = self.w.like("and", &[&still_active, &runs]);
+            self.w.select(&advances, &next, counted)
         });
         let after = Carried {
             index: self.w.like("add", &[&index, &one]),
@@ -144,7 +154,8 @@ impl ModuleWriter<'_> {
         let outer = self.w.begin_region();
         let arguments: Vec<Value> =
             carried.list().iter().map(|value| self.w.argument(value.element, &value.sizes)).collect();
-        let more = self.w.compare("LT", &arguments[0], &count);
+        let all = self.w.integer(most as i128, DType::I64, &[]);
+        let more = self.w.compare("LT", &arguments[0], &all);
         let condition = self.w.end_region(outer, &arguments, &[more]);
 
         let initial = Carried {
