@@ -24,6 +24,7 @@ mod processes;
 mod recomputed;
 mod resume;
 mod rows;
+mod scalars;
 mod several_steps;
 mod staging;
 mod steps;
