@@ -194,7 +194,6 @@ def zeros():
 update, slots = (momentum, zeros()) if args.model == "resnet50" else (adam, (zeros(), zeros(), jnp.zeros(())))
 
 
-@functools.partial(jax.jit, donate_argnums=0)
 def train(state, x, labels):
     weights, stats, slots = state
     (loss, stats), grads = jax.value_and_grad(cost, has_aux=True)(weights, stats, x, labels)
@@ -202,16 +201,36 @@ def train(state, x, labels):
     return (weights, stats, slots), loss
 
 
+@functools.partial(jax.jit, donate_argnums=0)
+def train_one(state, x, labels):
+    return train(state, x, labels)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def train_several(state, xs, labels):
+    """Trains on the batches of `xs` and `labels` in turn; returns their losses."""
+    return lax.scan(lambda state, batch: train(state, *batch), state, (xs, labels))
+
+
 x, labels = map(jnp.asarray, step_timer.synthetic(args))
+launched = train_one
+if args.scan > 1:
+    x, labels = (jnp.stack([a] * args.scan) for a in (x, labels))
+    launched = train_several
 state = (weights, stats, slots)
 parameters = sum(w.size for w in jax.tree.leaves(weights))
+loss = None
+
+
+def launch():
+    global state, loss
+    state, loss = launched(state, x, labels)
 
 
 def step():
-    global state
-    state, loss = train(state, x, labels)
+    launch()
     jax.block_until_ready(state)
-    return float(loss)
+    return float(loss.reshape(-1)[-1])
 
 
-step_timer.measure(args, "jax", jax.__version__, parameters, step)
+step_timer.measure(args, "jax", jax.__version__, parameters, step, launch)

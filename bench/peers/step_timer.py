@@ -43,10 +43,12 @@ def arguments(description, forms):
     parser.add_argument("--form", choices=forms, default=forms[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="dtype of activations and products, for resnet50")
+    parser.add_argument("--pipelined", action="store_true", help="start each step without waiting for the one before")
+    parser.add_argument("--scan", type=int, default=1, metavar="K", help="K steps in one launch (JAX only)")
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     args = parser.parse_args()
-    if args.batch < 1 or args.steps < 1 or args.threads < 1:
-        parser.error("--batch, --steps and --threads are at least 1")
+    if args.batch < 1 or args.steps < 1 or args.threads < 1 or args.scan < 1:
+        parser.error("--batch, --steps, --threads and --scan are at least 1")
     if args.dtype == "bf16" and args.model != "resnet50":
         parser.error("only resnet50 is measured in bf16")
     # Processes of a distributed run share all cores with the threads that communicate.
@@ -92,17 +94,33 @@ def peak_rss_mb():
     return kib / 1024
 
 
-def measure(args, peer, version, parameters, step):
-    """Runs `step`, which trains one step and returns the loss as a float, and prints the result."""
+PIPELINED_ROUNDS = 5  # parts of a pipelined measurement, each of which ends with a wait
+
+
+def measure(args, peer, version, parameters, step, launch=None):
+    """Runs `step`, which trains one step and returns the loss as a float, and prints the result.
+
+    With `--pipelined`, calls `launch` instead, which starts `--scan` steps without waiting for them, and `step` only
+    at the end of every round, to wait.
+    """
     step()
     first_step_s = since_process_start()
     for _ in range(WARM_UP - 1):
         step()
     times = []
-    for _ in range(args.steps):
-        start = time.perf_counter()
-        loss = step()
-        times.append(time.perf_counter() - start)
+    if args.pipelined:
+        launches = -(-args.steps // (PIPELINED_ROUNDS * args.scan))
+        for _ in range(PIPELINED_ROUNDS):
+            start = time.perf_counter()
+            for _ in range(launches - 1):
+                launch()
+            loss = step()
+            times.append((time.perf_counter() - start) / (launches * args.scan))
+    else:
+        for _ in range(args.steps):
+            start = time.perf_counter()
+            loss = step()
+            times.append((time.perf_counter() - start) / args.scan)
     if os.environ.get("RANK", "0") != "0":
         return
     median = statistics.median(times)
@@ -112,6 +130,8 @@ def measure(args, peer, version, parameters, step):
         "model": args.model,
         "device": args.device,
         "dtype": args.dtype,
+        "pipelined": args.pipelined,
+        "scan": args.scan,
         "batch": args.batch,
         "ms_per_step": round(median * 1e3, 4),
         "examples_per_s": round(args.batch / median, 1),

@@ -3,8 +3,9 @@
 //! `bench -- step --model mlp|dqn|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B
 //! [--threads-per-device N] [--steps N] [--json]`: the time of a training step of a reference model
 //! on synthetic data. With several devices (`cpu:0,cpu:1`) each has a tower with its own
-//! batch. `--input dataflow` measures the trainer's own loop on u8 images that are batched in memory
-//! and queued, compared with images that are already on the device.
+//! batch. On XLA devices, which start a step before the one before has ended, it also measures the
+//! trainer's own loop, with `--steps-per-launch`. `--input dataflow` measures that loop on u8 images
+//! that are batched in memory and queued, compared with images that are already on the device.
 //!
 //! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: the speed of
 //! decoding and augmenting JPEG images into batches.
@@ -108,10 +109,14 @@ struct StepArgs {
     /// The instruction set; defaults to the best that the machine supports.
     #[arg(long, value_parser = one_of(&[("avx512", Isa::Avx512), ("avx2", Isa::Avx2), ("plain", Isa::Plain)]))]
     isa: Option<Isa>,
+    /// Steps that one launch runs in the trainer's loop, on XLA devices.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    steps_per_launch: usize,
     /// Print one JSON line.
     #[arg(long)]
     json: bool,
-    /// Print a table of kernels: share of the step, speed, and share of the machine's peak.
+    /// Print a table of kernels: share of the step, speed, and share of the machine's peak. On XLA
+    /// devices: the host's time by part, per step of the trainer's loop.
     #[arg(long)]
     profile: bool,
     /// Print the plan of the step and run nothing.
@@ -169,6 +174,7 @@ mod tests {
         let plain = args("bench step");
         assert_eq!((plain.model, plain.batch, plain.dtype, plain.steps), (Model::Mlp, None, DType::F32, 50));
         assert_eq!((&plain.devices[..], plain.threads, plain.isa), (&[Device::Cpu(0)][..], None, None));
+        assert_eq!(plain.steps_per_launch, 1);
         let given = args(
             "bench step --model resnet50 --devices cpu:0,cpu:1 --batch 8 --dtype bf16 --threads-per-device 2 \
              --steps 3 --isa avx2 --json --profile --plan --input dataflow",

@@ -1,5 +1,6 @@
 //! Measures training steps.
 
+use crate::data_pipeline::{self, Pipelined};
 use crate::memory::peak_rss_mb;
 use crate::models::Model;
 use crate::{StepArgs, roofline, towers};
@@ -82,10 +83,15 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
     let (ms, rate) = (median * 1e3, (batch * args.devices.len() * ranks) as f64 / median);
     let devices = args.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
     let rss = peak_rss_mb();
+    let pipelined = data_pipeline::pipelined(args, batch)?;
     if args.json {
+        let in_loop = pipelined.as_ref().map_or(String::new(), |p| {
+            let (k, ms) = (args.steps_per_launch, p.seconds * 1e3);
+            format!(",\"steps_per_launch\":{k},\"pipelined_ms_per_step\":{ms:.4}")
+        });
         println!(
             "{{\"model\":\"{}\",\"devices\":\"{}\",\"batch\":{},\"ms_per_step\":{ms:.4},\"ms_mean\":{mean:.4},\"examples_per_s\":{rate:.1},\
-             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1},\"ranks\":{ranks},\"exposed_ms\":{exposed:.4}}}",
+             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1},\"ranks\":{ranks},\"exposed_ms\":{exposed:.4}{in_loop}}}",
             args.model.name(),
             devices,
             batch
@@ -99,12 +105,33 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
             batch,
             times[0] * 1e3
         );
+        if let Some(pipelined) = &pipelined {
+            let (k, ms) = (args.steps_per_launch, pipelined.seconds * 1e3);
+            println!("pipelined in the trainer's loop, {k} steps per launch: {ms:.3} ms per step");
+        }
     }
     if ranks > 1 && !args.json {
         println!("{ranks} ranks; exposed communication {exposed:.3} ms per step");
     }
-    if args.profile {
-        roofline::print_table(&session.profile()?, args.threads)?;
+    match pipelined {
+        Some(pipelined) if args.profile => print_host_times(&pipelined, args.steps_per_launch),
+        None if args.profile => roofline::print_table(&session.profile()?, args.threads)?,
+        _ => {}
     }
     Ok(())
+}
+
+/// Prints what the host spends on a step of the trainer's loop, by part. The rest is the loop itself:
+/// input, callbacks, monitors.
+fn print_host_times(pipelined: &Pipelined, steps_per_launch: usize) {
+    // Several programs have the same parts; the one with most launches is that of the loop.
+    let most = pipelined.host.iter().map(|part| part.runs).max().unwrap_or(0);
+    let mut rest = pipelined.seconds;
+    for part in pipelined.host.iter().filter(|part| part.runs == most) {
+        let seconds = part.seconds / part.runs.max(1) as f64 / steps_per_launch as f64;
+        let best = part.best_seconds / steps_per_launch as f64;
+        rest -= seconds;
+        println!("{:>9.1} us (best {:>7.1})  {}", seconds * 1e6, best * 1e6, part.name);
+    }
+    println!("{:>9.1} us                 host: input, callbacks and the loop", rest.max(0.0) * 1e6);
 }

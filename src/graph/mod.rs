@@ -38,4 +38,4 @@ pub use op_def::{GradCx, OpDef, OpIdentity, OpTraits, Spec};
 pub use tensor::{Op, Tensor, TensorSpec};
 pub(crate) use tensor::{axis_in, lacks_batch};
 pub(crate) use variable::Sharing;
-pub use variable::{Sharding, Variable, VariableInfo, VariableSpec};
+pub use variable::{GLOBAL_STEP, Sharding, Variable, VariableInfo, VariableSpec};

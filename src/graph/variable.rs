@@ -9,6 +9,10 @@ use std::ops::Deref;
 use std::panic::Location;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, Site, element_count};
 
+/// The name of the variable that holds the number of completed steps; see
+/// [`Graph::global_step`](super::Graph::global_step).
+pub const GLOBAL_STEP: &str = "global_step";
+
 /// Describes a variable.
 #[derive(Clone, Debug)]
 pub struct VariableInfo {

@@ -73,6 +73,8 @@ pub struct Start<'a> {
     pub staging: Option<&'a Staging>,
     /// The towers of other processes, which take their own batches.
     pub others: OtherTowers,
+    /// The number of steps that a launch runs. Their batches should be on the device before.
+    pub steps_per_launch: usize,
 }
 
 /// The towers of other processes. In every step each tower of the run takes a batch, in order; a

@@ -176,10 +176,10 @@ impl Prefetcher {
     }
 
     /// Adds a second thread that transfers the next samples to the devices of the towers that take
-    /// them, in turn.
-    pub(super) fn staged(mut self, staging: &Staging, towers: usize) -> Result<Prefetcher> {
+    /// them, in turn. It keeps those of `steps` steps ready.
+    pub(super) fn staged(mut self, staging: &Staging, towers: usize, steps: usize) -> Result<Prefetcher> {
         let read = std::mem::replace(&mut self.samples, sync_channel(1).1);
-        let (samples, thread) = stager::start(read, staging.clone(), towers)?;
+        let (samples, thread) = stager::start(read, staging.clone(), towers, steps)?;
         self.samples = samples;
         self.threads.push(thread);
         Ok(self)

@@ -107,7 +107,7 @@ impl InputSource for QueueInput {
         // An on-demand source has nothing to transfer ahead of time.
         let staging = start.staging.filter(|_| self.ahead.samples > 0);
         self.prefetcher = Some(match staging {
-            Some(staging) => prefetcher.staged(staging, self.feeds.towers())?,
+            Some(staging) => prefetcher.staged(staging, self.feeds.towers(), start.steps_per_launch)?,
             None => prefetcher,
         });
         Ok(())

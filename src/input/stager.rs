@@ -7,13 +7,14 @@ use std::thread::JoinHandle;
 use tensorpack_tensor::Result;
 
 /// Starts a thread that transfers each sample to the device of the tower that takes it and passes
-/// it on. It keeps the samples of one step ready.
+/// it on. It keeps the samples of `steps` steps ready.
 pub(super) fn start(
     samples: Receiver<Read>,
     staging: Staging,
     towers: usize,
+    steps: usize,
 ) -> Result<(Receiver<Read>, JoinHandle<()>)> {
-    let (send, staged) = sync_channel(towers.max(1));
+    let (send, staged) = sync_channel(towers.max(1) * steps.max(1));
     let work = move || {
         for (i, read) in samples.into_iter().enumerate() {
             let tower = i % towers.max(1);

@@ -1,6 +1,6 @@
 //! The global step counter.
 
-use crate::graph::{Graph, Init, Op, Sharing, Variable, VariableSpec};
+use crate::graph::{GLOBAL_STEP, Graph, Init, Op, Sharing, Variable, VariableSpec};
 use tensorpack_tensor::DType;
 
 impl Graph {
@@ -12,7 +12,7 @@ impl Graph {
     #[track_caller]
     #[doc(alias = "get_global_step_var")]
     pub fn global_step(&self) -> Variable {
-        let spec = VariableSpec::new("global_step", []).dtype(DType::I64).init(Init::zeros());
+        let spec = VariableSpec::new(GLOBAL_STEP, []).dtype(DType::I64).init(Init::zeros());
         self.at_root(|| self.variable(spec.non_trainable(), Sharing::Either))
     }
 

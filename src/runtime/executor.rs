@@ -44,6 +44,17 @@ pub trait Executor: Send {
     fn runs_ahead(&self) -> bool {
         false
     }
+    /// Whether it can [compile several steps into one program](Executor::compile_steps).
+    fn runs_several_steps(&self) -> bool {
+        false
+    }
+    /// Compiles a requested part of a graph into a program that runs it up to `most` times in one
+    /// launch, each time with other feeds. The program advances the variable
+    /// [`GLOBAL_STEP`](crate::graph::GLOBAL_STEP), if there is one, by one per step.
+    fn compile_steps(&mut self, source: &Source<'_>, most: usize) -> Result<Box<dyn StepsExecutable>> {
+        let _ = (source, most);
+        Err(Error::new(ErrorKind::Unsupported, "this device runs one step per launch"))
+    }
     /// Returns the staging area for feeds, if devices have their own memory.
     fn staging(&self) -> Option<Staging> {
         None
@@ -173,6 +184,38 @@ pub trait Executable: Send {
 pub trait Pending: Send {
     /// Waits for the run and stores its fetches in `outputs`.
     fn collect(self: Box<Self>, outputs: &mut Vec<HostTensor>) -> Result<Outcome>;
+}
+
+/// What a launch of several steps needs to know beside their feeds.
+#[derive(Clone, Copy, Debug)]
+pub struct StepsInfo {
+    /// The key of the random numbers of the first step; the draw number of each following step is
+    /// one higher.
+    pub first: RunInfo,
+    /// The number of steps in a row that may fail their check and be skipped. After one more, and
+    /// after any other failure, no step changes a variable.
+    pub skip_limit: u32,
+    /// The number of steps in a row that were skipped before this launch.
+    pub skipped_before: u32,
+}
+
+/// The result of a step of a launch: its fetches, or `None` if a checked value was not finite.
+pub type StepResult = Result<Option<Vec<HostTensor>>>;
+
+/// A compiled program that runs several steps in one launch.
+pub trait StepsExecutable: Send {
+    /// Starts a launch of as many steps as feeds are given, without waiting for it.
+    fn start(&mut self, info: &StepsInfo, feeds: &[&[Feed<'_>]]) -> Result<Box<dyn PendingSteps>>;
+    /// Returns the time spent since compilation, if profiling is on.
+    fn profile(&self) -> Vec<KernelTime> {
+        Vec::new()
+    }
+}
+
+/// A launch of several steps that was started and not waited for.
+pub trait PendingSteps: Send {
+    /// Waits for the launch. Returns the results of its steps, up to the one that ended it.
+    fn collect(self: Box<Self>) -> Result<Vec<StepResult>>;
 }
 
 /// The time spent in a kernel.

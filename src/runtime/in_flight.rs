@@ -1,17 +1,19 @@
 //! Runs in flight: launched without waiting, and collected later.
 
+use super::binding::Request;
 use super::executor::{Feed, Outcome, Pending, RunInfo};
 use super::session::{Session, check_finite_feeds};
 use crate::graph::Fetch;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use tensorpack_tensor::{HostTensor, Result};
 
 /// A launched run, with its inputs for explaining a failure.
 pub(super) struct InFlight {
     pending: Box<dyn Pending>,
-    fetches: Vec<Fetch>,
-    feeds: Vec<(String, HostTensor)>,
+    request: Arc<Request>,
+    feeds: Vec<HostTensor>,
     run: RunInfo,
 }
 
@@ -45,21 +47,23 @@ impl Session {
         let started = started.unwrap_or_else(|panic| Err(state.poison(&*panic)));
         let pending = started.map_err(|e| state.end_if_lost(e))?;
         (state.run_index, state.plain_runs) = (state.run_index + 1, 0);
-        let feeds = feeds.iter().map(|(name, value)| (name.to_string(), (*value).clone())).collect();
-        Ok(Some(InFlight { pending, fetches: fetches.to_vec(), feeds, run }))
+        let request = state.programs[at].request.clone();
+        let feeds = feeds.iter().map(|(_, value)| (*value).clone()).collect();
+        Ok(Some(InFlight { pending, request, feeds, run }))
     }
 
     /// Waits for a run in flight and stores its fetches in `outputs`.
     pub(super) fn collect(&self, run: InFlight, outputs: &mut Vec<HostTensor>) -> Result<()> {
-        let InFlight { pending, fetches, feeds, run } = run;
+        let InFlight { pending, request, feeds, run } = run;
         let mut state = self.lock()?;
         let ended = catch_unwind(AssertUnwindSafe(|| pending.collect(outputs)));
         let ended = ended.unwrap_or_else(|panic| Err(state.poison(&*panic)));
         match ended.map_err(|e| state.end_if_lost(e))? {
             Outcome::Committed { .. } => Ok(()),
             Outcome::NotFinite => {
-                let feeds: Vec<(&str, &HostTensor)> = feeds.iter().map(|(n, v)| (n.as_str(), v)).collect();
-                Err(self.explain_non_finite(&mut state, &fetches, &feeds, &run))
+                let names = request.feeds.iter().map(|(name, ..)| name.as_str());
+                let feeds: Vec<(&str, &HostTensor)> = names.zip(&feeds).collect();
+                Err(self.explain_non_finite(&mut state, &request.fetches, &feeds, &run))
             }
         }
     }

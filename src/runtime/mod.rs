@@ -18,6 +18,7 @@ mod non_finite;
 mod null;
 mod reference;
 mod session;
+mod several_steps;
 mod shard_updates;
 mod snapshot;
 mod staging;
@@ -31,13 +32,17 @@ pub use binding::Request;
 pub use device::Device;
 pub(crate) use engine::device_mismatch;
 pub use engine::{Engine, engines, register_engine};
-pub use executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Pending, RunInfo, SavedValue};
+pub use executor::{
+    Executable, Executor, Feed, Fork, KernelTime, Outcome, Pending, PendingSteps, RunInfo, SavedValue,
+    StepResult, StepsExecutable, StepsInfo,
+};
 pub use interrupt::Interrupt;
 pub use kernel_progress::KernelProgress;
 pub use lowering::{Lowered, Source};
 pub use memory_limit::available_memory;
 pub(crate) use session::MAX_FEEDS;
 pub use session::{IntoFetch, Prepared, Session, SessionOptions};
+pub(crate) use several_steps::Launches;
 pub use staging::{Stage, Staging};
 pub use step_program::{Cadence, Clock, FetchHandle, StepProgram};
 pub use tensorpack_kernels::Roofline;

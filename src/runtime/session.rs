@@ -3,6 +3,7 @@
 use super::binding::Request;
 use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue};
 use super::lowering::Source;
+use super::several_steps::SeveralSteps;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, KernelProgress, Staging, Turns};
 use crate::distributed::ProcessGroup;
@@ -38,7 +39,7 @@ pub struct SessionOptions {
     /// least recently used ones are removed. Defaults to the environment variable
     /// `TENSORPACK_COMPILE_CACHE_BYTES`, and that to 2 GiB. 0 turns the cache off.
     pub compile_cache_bytes: Option<u64>,
-    /// Whether to measure the time of each kernel.
+    /// Whether to measure the time of each kernel; on XLA, of the host's work for each launch.
     pub profile: bool,
     /// Whether f32 products are computed in full precision. Otherwise the fastest algorithm is
     /// used: TF32 (10 mantissa bits) on NVIDIA GPUs; Winograd for 3x3 convolutions on the CPU
@@ -107,10 +108,12 @@ pub(super) struct State {
     staleness: u64,
     /// Set permanently when a kernel panics or a tower hangs.
     poisoned: Option<Error>,
+    /// Steps that wait for a launch of several, and launches in flight.
+    pub(super) several: SeveralSteps,
 }
 
 pub(super) struct CachedProgram {
-    request: Request,
+    pub(super) request: Arc<Request>,
     /// The variables it updates.
     updates: Vec<usize>,
     pub(super) executable: Box<dyn Executable>,
@@ -281,7 +284,7 @@ impl Session {
         outputs: &mut Vec<HostTensor>,
     ) -> Result<()> {
         self.graph.take_late_error()?;
-        let mut state = self.lock()?;
+        let mut state = self.lock_after_queued()?;
         let at = state.program(self, fetches, feeds)?;
         if !state.programs[at].executable.checks_feeds() {
             check_finite_feeds(&self.graph, feeds)?;
@@ -320,7 +323,7 @@ impl Session {
     /// [`DistributedTrainerParameterServer`](crate::train::DistributedTrainerParameterServer).
     pub fn read(&self, name: &str) -> Result<HostTensor> {
         let index = self.variable(name)?;
-        let state = self.lock()?;
+        let state = self.lock_after_queued()?;
         match state.executor.shards(index)? {
             None => state.executor.read(index),
             Some(shards) => {
@@ -339,7 +342,7 @@ impl Session {
     /// processes, if it is.
     pub(crate) fn read_stored(&self, name: &str) -> Result<(HostTensor, Option<Shards>)> {
         let index = self.variable(name)?;
-        let state = self.lock()?;
+        let state = self.lock_after_queued()?;
         Ok((state.executor.read(index)?, state.executor.shards(index)?))
     }
 
@@ -357,7 +360,7 @@ impl Session {
             ))
             .at(v.site));
         }
-        let mut state = self.lock()?;
+        let mut state = self.lock_after_queued()?;
         state.record_undo_of(index)?;
         state.executor.write(index, value)
     }
@@ -365,7 +368,7 @@ impl Session {
     /// Starts to save the value that each variable has before a write or a run first changes it.
     /// Values stay on the device.
     pub(crate) fn begin_undo_log(&self) -> Result<()> {
-        self.lock()?.undo_log = Some(BTreeMap::new());
+        self.lock_after_queued()?.undo_log = Some(BTreeMap::new());
         Ok(())
     }
 
@@ -391,9 +394,12 @@ impl Session {
         Ok(state.programs[at].executable.plan_text())
     }
 
-    /// Returns the time spent in each kernel, if [`SessionOptions::profile`] is set.
+    /// Returns the time spent in each kernel, or on XLA in each part of the host's work for a launch,
+    /// if [`SessionOptions::profile`] is set. The programs that were used last come last.
     pub fn profile(&self) -> Result<Vec<KernelTime>> {
-        Ok(self.lock()?.programs.iter().flat_map(|p| p.executable.profile()).collect())
+        let state = self.lock()?;
+        let of_runs = state.programs.iter().flat_map(|p| p.executable.profile());
+        Ok(of_runs.chain(state.several.profile()).collect())
     }
 
     /// Returns the staging area for feeds, or `None` on engines that need none, such as the CPU
@@ -410,7 +416,7 @@ impl Session {
 
     /// Sets the number of step runs, for a resumed run.
     pub fn set_run_index(&self, run_index: u64) -> Result<()> {
-        let mut state = self.lock()?;
+        let mut state = self.lock_after_queued()?;
         (state.run_index, state.plain_runs) = (run_index, 0);
         Ok(())
     }
@@ -443,6 +449,14 @@ impl Session {
         })
     }
 
+    /// Locks the state after the steps that were queued for a launch of several have been launched, so
+    /// that variables have the values of the last step.
+    fn lock_after_queued(&self) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.lock()?;
+        state.launch_queued(self.options.seed)?;
+        Ok(state)
+    }
+
     pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>> {
         let state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         match &state.poisoned {
@@ -464,6 +478,7 @@ impl State {
             undo_log: None,
             staleness: 0,
             poisoned: None,
+            several: SeveralSteps::default(),
         }
     }
 
@@ -512,13 +527,13 @@ impl State {
         fetches: &[Fetch],
         feeds: &[(&str, &HostTensor)],
     ) -> Result<usize> {
-        let cached = self.programs.iter().position(|p| matches(&p.request, fetches, feeds));
+        let cached = self.programs.iter().position(|p| request_matches(&p.request, fetches, feeds));
         let program = match cached {
             // The common case: the same as last time.
             Some(at) if at + 1 == self.programs.len() => return Ok(at),
             Some(at) => self.programs.remove(at),
             None => {
-                let request = request(fetches, feeds);
+                let request = Arc::new(request(fetches, feeds));
                 let source = Source::new(&session.graph, &request, session.reading);
                 let updates = source.updates()?;
                 let executable = self.executor.compile(&source)?;
@@ -539,7 +554,7 @@ pub(super) fn request(fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> Reque
 }
 
 /// Returns whether a request has these fetches and feeds, without allocating.
-fn matches(request: &Request, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> bool {
+pub(super) fn request_matches(request: &Request, fetches: &[Fetch], feeds: &[(&str, &HostTensor)]) -> bool {
     request.fetches == fetches
         && request.feeds.len() == feeds.len()
         && request

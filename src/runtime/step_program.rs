@@ -7,6 +7,7 @@
 
 use super::in_flight::InFlight;
 use super::session::RunKind;
+use super::several_steps::Launches;
 use super::{IntoFetch, Session};
 use crate::graph::Fetch;
 use std::collections::VecDeque;
@@ -21,7 +22,7 @@ pub enum Cadence {
     EverySteps(u64),
     /// With the last step of every epoch.
     EveryEpoch,
-    /// With every run, but possibly after the next one has started, so that an accelerator does not
+    /// With every run, but possibly after later ones have started, so that an accelerator does not
     /// wait for the host. See [`StepProgram::deferred`].
     #[doc(alias = "Collected")]
     Deferred,
@@ -77,6 +78,8 @@ pub struct StepProgram {
     ran_all: bool,
     /// Which declared fetches were due in the last run.
     due: Vec<bool>,
+    /// The shapes of all feeds for which the program of several steps is compiled.
+    compiled_steps_for: Vec<Vec<usize>>,
     /// Runs that were launched and not yet collected, oldest first.
     in_flight: VecDeque<InFlight>,
 }
@@ -95,6 +98,7 @@ impl StepProgram {
             values: Vec::new(),
             ran_all: false,
             due: Vec::new(),
+            compiled_steps_for: Vec::new(),
             in_flight: VecDeque::new(),
         }
     }
@@ -174,6 +178,29 @@ impl StepProgram {
         let is_launched = launched.is_some();
         self.in_flight.extend(launched);
         Ok(is_launched)
+    }
+
+    /// Queues and counts a run, which is launched together with others: see
+    /// [`Session::queue_step`]. Before the first step of these shapes, compiles all programs for them.
+    pub(crate) fn queue(
+        &mut self,
+        session: &Session,
+        feeds: &[(&str, &HostTensor)],
+        launches: Launches,
+        skipped_before: u32,
+    ) -> Result<()> {
+        self.prepare(session, feeds)?;
+        let sizes = || feeds.iter().flat_map(|(_, t)| t.sizes());
+        if !self.compiled_steps_for.iter().any(|s| s.iter().eq(sizes())) {
+            session.compile_steps(&self.frequent, feeds, launches.steps)?;
+            self.compiled_steps_for.push(sizes().copied().collect());
+        }
+        session.queue_step(&self.frequent, feeds, launches, skipped_before)
+    }
+
+    /// Stores the fetches of a run that was launched together with others.
+    pub(crate) fn deliver(&mut self, values: Vec<HostTensor>) {
+        (self.values, self.ran_all) = (values, false);
     }
 
     /// Waits for the oldest run in flight and stores its fetches.

@@ -6,7 +6,7 @@ use super::resume::{self, HostState};
 use super::step::{Iteration, NanPolicy, StepCx, Times};
 use super::step_plan::StepPlan;
 use crate::callback::{Callbacks, TrainCx, TrainState};
-use crate::graph::Fetch;
+use crate::graph::{Fetch, GLOBAL_STEP};
 use crate::input::InputSource;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{ErrorKind, HostTensor, Result};
@@ -226,6 +226,7 @@ impl MainLoop<'_> {
             runs: 0,
             runs_done: 0,
             lost_batch: false,
+            queued: false,
         };
         match self.iteration.run_step(&mut cx) {
             Err(e) if e.kind() == ErrorKind::Interrupted => {
@@ -237,10 +238,11 @@ impl MainLoop<'_> {
             }
             ran => ran?,
         }
+        let queued = cx.queued;
         self.state.progress.global_step += 1;
-        if self.counts_in_graph {
+        if self.counts_in_graph && !queued {
             let step = HostTensor::scalar(self.state.progress.global_step as i64);
-            self.state.session.write("global_step", &step)?;
+            self.state.session.write(GLOBAL_STEP, &step)?;
         }
         match self.callbacks.trigger_step(&mut TrainCx { state: self.state }) {
             Err(e) if e.kind() == ErrorKind::Interrupted => return Ok(StepOutcome::Partial),
@@ -335,9 +337,9 @@ impl MainLoop<'_> {
         resume::commit(self.state, self.callbacks, self.input.as_deref())
     }
 
-    /// Waits for the run in flight, and hands out its values.
+    /// Waits for the runs in flight, and hands out their values.
     fn collect(&mut self) -> Result<()> {
-        self.plan.collect(&self.state.session, self.callbacks)
+        self.plan.collect(self.state, self.callbacks)
     }
 
     /// Ends training after a signal. `before` is the state to save; without it the last checkpoint

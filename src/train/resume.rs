@@ -163,6 +163,7 @@ pub(super) fn start_input(
     input: &mut dyn InputSource,
     saved: &Value,
     others: OtherTowers,
+    steps_per_launch: usize,
 ) -> Result<()> {
     if !saved.is_null()
         && let Some(why) = input.cannot_resume()
@@ -171,5 +172,5 @@ pub(super) fn start_input(
     }
     let staging = state.session.staging()?;
     let (seed, interrupt, staging) = (state.seed, &state.interrupt, staging.as_ref());
-    input.start(Start { seed, at: saved, interrupt, staging, others })
+    input.start(Start { seed, at: saved, interrupt, staging, others, steps_per_launch })
 }

@@ -5,7 +5,7 @@ use super::step_plan::{RunId, StepPlan, depends_on};
 use crate::callback::{Callbacks, Progress, RunCx, TrainState};
 use crate::graph::{Fetch, Frozen, NodeKind};
 use crate::input::InputSource;
-use crate::runtime::{Clock, IntoFetch, MAX_FEEDS, Session, StepProgram};
+use crate::runtime::{Clock, IntoFetch, Launches, MAX_FEEDS, Session, StepProgram};
 use serde_json::{Map, Value};
 use std::ops::Deref;
 use std::time::{Duration, Instant};
@@ -15,6 +15,12 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 pub trait Iteration {
     /// Runs one step.
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()>;
+
+    /// Returns whether a step is one [run](StepCx::run) of one operation and nothing else, so that
+    /// several steps can be one launch. Defaults to `false`.
+    fn is_one_run(&self) -> bool {
+        false
+    }
 
     /// Checks before the first step that the iteration fits the graph. Accepts any by default.
     fn check(&self, graph: &Frozen) -> Result<()> {
@@ -26,6 +32,10 @@ pub trait Iteration {
 impl Iteration for Box<dyn Iteration> {
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
         (**self).run_step(cx)
+    }
+
+    fn is_one_run(&self) -> bool {
+        (**self).is_one_run()
     }
 
     fn check(&self, graph: &Frozen) -> Result<()> {
@@ -41,6 +51,10 @@ pub struct RunTrainOp(pub Fetch);
 impl Iteration for RunTrainOp {
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
         cx.run(&self.0).map(|_| ())
+    }
+
+    fn is_one_run(&self) -> bool {
+        true
     }
 
     fn check(&self, graph: &Frozen) -> Result<()> {
@@ -92,6 +106,8 @@ pub struct StepCx<'a> {
     pub(super) runs_done: u32,
     /// Whether an interrupted run has taken a batch that no run uses.
     pub(super) lost_batch: bool,
+    /// Whether the step is queued for a launch of several, which counts it in the graph.
+    pub(super) queued: bool,
 }
 
 impl StepCx<'_> {
@@ -101,17 +117,20 @@ impl StepCx<'_> {
     /// callbacks.
     ///
     /// On an accelerator a run whose values are not needed immediately stays in flight and is
-    /// collected after the next one has started. If it failed, the next one has changed nothing
-    /// either, and the error names the step.
+    /// collected after the next two have started. If it failed, they have changed nothing either,
+    /// and the error names the step.
     #[doc(alias = "hooked_sess")]
     pub fn run(&mut self, what: &Fetch) -> Result<&[HostTensor]> {
         let id = self.next_run(what)?;
         let clock = clock(&self.state.progress);
+        let can_stay_in_flight = self.plan.run(id).program.can_stay_in_flight(clock);
+        if let Some(launches) = self.plan.launches.filter(|_| can_stay_in_flight) {
+            return self.queue(id, launches);
+        }
         // Skipping a bad step requires knowing about it before the next one starts.
-        let stays_in_flight =
-            self.nan_policy == NanPolicy::Stop && self.plan.run(id).program.can_stay_in_flight(clock);
+        let stays_in_flight = self.nan_policy == NanPolicy::Stop && can_stay_in_flight;
         if !stays_in_flight {
-            self.plan.collect(&self.state.session, self.callbacks)?;
+            self.plan.collect(self.state, self.callbacks)?;
         }
         // First of all: the wait may be interrupted, and then nothing of this run has happened.
         let needs_input = self.plan.run(id).needs_input;
@@ -135,6 +154,33 @@ impl StepCx<'_> {
         };
         self.times.compute += drawn.elapsed();
         self.finish_run(id, ran)
+    }
+
+    /// Queues a step run, which is launched together with others.
+    fn queue(&mut self, id: RunId, launches: Launches) -> Result<&[HostTensor]> {
+        let needs_input = self.plan.run(id).needs_input;
+        let batch = draw(&mut self.input, needs_input, self.times, self.summary, &mut self.state.settings)?;
+        self.callbacks.before_run(&mut RunCx { state: self.state, program: None })?;
+        let drawn = Instant::now();
+        let nothing = HostTensor::scalar(0u8);
+        let mut feeds = [("", &nothing); MAX_FEEDS];
+        feeds.iter_mut().zip(batch).for_each(|(feed, (name, value))| *feed = (name, value));
+        let (session, skipped) = (&self.state.session, self.state.skipped.in_a_row);
+        match self.plan.run(id).program.queue(session, &feeds[..batch.len()], launches, skipped) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {
+                // Only compiling is interrupted, so the step changed nothing.
+                self.lost_batch = true;
+                return Err(e);
+            }
+            queued => queued?,
+        }
+        self.queued = true;
+        self.plan.was_queued(id, self.state, self.callbacks)?;
+        self.times.compute += drawn.elapsed();
+        self.runs_done += 1;
+        let program = &self.plan.run(id).program;
+        self.callbacks.after_run(&mut RunCx { state: self.state, program: Some(program) })?;
+        Ok(&[])
     }
 
     /// A step run that another thread executes: `by` receives the job, has it run, and returns its

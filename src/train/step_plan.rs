@@ -1,13 +1,18 @@
 //! The step plan: the compiled programs of a step, including the fetches of callbacks.
 
 use super::cost_trend::CostTrend;
-use crate::callback::{Callbacks, CollectCx, FetchHandle, Progress};
+use crate::callback::{Callbacks, CollectCx, FetchHandle, Progress, TrainState};
 use crate::graph::{Fetch, Frozen, NodeId, NodeKind, Role};
-use crate::runtime::{Cadence, IntoFetch, Session, StepProgram};
-use std::collections::HashSet;
-use tensorpack_tensor::Result;
+use crate::runtime::{Cadence, IntoFetch, Launches, Session, StepProgram};
+use std::collections::{HashSet, VecDeque};
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The programs of a step, and the run in flight. At most one run is in flight.
+/// The number of runs that stay in flight after a launch. With one, the host would wait for the
+/// values of the last run, which reach it some time after a GPU has computed them.
+const IN_FLIGHT: usize = 2;
+
+/// The programs of a step, and the runs in flight: at most [`IN_FLIGHT`], or those of launches of
+/// several steps.
 #[doc(alias = "HookedOps")]
 pub(super) struct StepPlan {
     /// The fetches of callbacks in the first run of a step; a
@@ -16,8 +21,12 @@ pub(super) struct StepPlan {
     /// Operations that run together with the first run of every step.
     step_ops: Vec<Fetch>,
     programs: Vec<PlannedOp>,
-    /// The run in flight, with the progress it belongs to.
-    in_flight: Option<(RunId, Progress)>,
+    /// The runs in flight, oldest first, with the progress they belong to.
+    in_flight: VecDeque<(RunId, Progress)>,
+    /// Set if a launch runs several steps.
+    pub(super) launches: Option<Launches>,
+    /// The runs that are queued for a launch of several steps or launched, oldest first.
+    queued: VecDeque<(RunId, Progress)>,
     pub(super) costs: CostTrend,
 }
 
@@ -45,7 +54,15 @@ pub(super) struct RunId {
 
 impl StepPlan {
     pub(super) fn new(fetches: Vec<(Fetch, Cadence)>, step_ops: Vec<Fetch>) -> StepPlan {
-        StepPlan { fetches, step_ops, programs: Vec::new(), in_flight: None, costs: CostTrend::new() }
+        StepPlan {
+            fetches,
+            step_ops,
+            programs: Vec::new(),
+            in_flight: VecDeque::new(),
+            launches: None,
+            queued: VecDeque::new(),
+            costs: CostTrend::new(),
+        }
     }
 
     /// The run of an operation: the first run of a step, or a further one. Plans the operation if it is new.
@@ -82,7 +99,7 @@ impl StepPlan {
         if id.first { &mut planned.first } else { &mut planned.alone }
     }
 
-    /// Notes that a run was launched, and collects the one that was in flight before it.
+    /// Notes that a run was launched, and collects the oldest one if too many are in flight.
     pub(super) fn launched(
         &mut self,
         id: RunId,
@@ -90,18 +107,84 @@ impl StepPlan {
         session: &Session,
         callbacks: &mut Callbacks,
     ) -> Result<()> {
-        match self.in_flight.replace((id, progress)) {
-            Some((id, progress)) => self.collect_run(id, progress, session, callbacks),
+        self.in_flight.push_back((id, progress));
+        self.collect_runs(IN_FLIGHT, session, callbacks)
+    }
+
+    /// Checks that no callback needs a value right after its run, for launches of several steps.
+    pub(super) fn check_several_steps(&self) -> Result<()> {
+        match self.fetches.iter().find(|(_, cadence)| *cadence == Cadence::EveryRun) {
+            Some((fetch, _)) => {
+                let why = format!("a callback fetches {} with every run (Cadence::EveryRun)", fetch.name);
+                Err(Error::argument(why).note("fetch it with Cadence::Deferred or Cadence::EverySteps"))
+            }
             None => Ok(()),
         }
     }
 
-    /// Waits for the run in flight, if there is one, and hands its values to the callbacks.
-    pub(super) fn collect(&mut self, session: &Session, callbacks: &mut Callbacks) -> Result<()> {
-        match self.in_flight.take() {
-            Some((id, progress)) => self.collect_run(id, progress, session, callbacks),
-            None => Ok(()),
+    /// Notes that a run was queued. Collects all launches but the last; under a policy that skips
+    /// steps all, because the next launch must know how many steps in a row were skipped.
+    pub(super) fn was_queued(
+        &mut self,
+        id: RunId,
+        state: &mut TrainState,
+        callbacks: &mut Callbacks,
+    ) -> Result<()> {
+        self.queued.push_back((id, state.progress.clone()));
+        let in_flight = usize::from(self.launches.is_some_and(|launches| launches.skip_limit == 0));
+        self.collect_launches(in_flight, state, callbacks)
+    }
+
+    /// Collects launches of several steps until at most `in_flight` are left.
+    fn collect_launches(
+        &mut self,
+        in_flight: usize,
+        state: &mut TrainState,
+        callbacks: &mut Callbacks,
+    ) -> Result<()> {
+        while state.session.launched()? > in_flight {
+            for result in state.session.collect_launched()? {
+                let Some((id, progress)) = self.queued.pop_front() else { return Ok(()) };
+                let step = progress.global_step + 1;
+                match result {
+                    Ok(values) => {
+                        state.skipped.in_a_row = 0;
+                        self.run(id).program.deliver(values);
+                        self.hand_out(id, progress, callbacks)?;
+                    }
+                    Err(e) => {
+                        let skips = e.kind() == ErrorKind::NotFinite && {
+                            state.skipped.total += 1;
+                            state.skipped.in_a_row += 1;
+                            self.launches.is_some_and(|l| state.skipped.in_a_row <= l.skip_limit)
+                        };
+                        if !skips {
+                            return Err(self.costs.explain(e).within(format!("step {step}")));
+                        }
+                        log::warn!("skipped step {step} ({} skipped so far): {e}", state.skipped.total);
+                    }
+                }
+            }
         }
+        Ok(())
+    }
+
+    /// Waits for the runs in flight, if there are any, and hands their values to the callbacks.
+    pub(super) fn collect(&mut self, state: &mut TrainState, callbacks: &mut Callbacks) -> Result<()> {
+        if self.launches.is_some() {
+            state.session.launch_queued()?;
+            self.collect_launches(0, state, callbacks)?;
+        }
+        self.collect_runs(0, &state.session, callbacks)
+    }
+
+    /// Collects runs until at most `in_flight` are left.
+    fn collect_runs(&mut self, in_flight: usize, session: &Session, callbacks: &mut Callbacks) -> Result<()> {
+        while self.in_flight.len() > in_flight {
+            let Some((id, progress)) = self.in_flight.pop_front() else { break };
+            self.collect_run(id, progress, session, callbacks)?;
+        }
+        Ok(())
     }
 
     fn collect_run(

@@ -52,6 +52,9 @@ pub struct TrainArgs {
     /// Steps in an epoch.
     #[arg(long, value_name = "N")]
     pub steps_per_epoch: Option<u64>,
+    /// Steps that one launch on an accelerator runs; defaults to 1.
+    #[arg(long, value_name = "N")]
+    pub steps_per_launch: Option<usize>,
     /// The trainer; defaults to simple.
     #[arg(long, value_name = "NAME", value_parser = trainer_names())]
     pub trainer: Option<String>,
@@ -141,6 +144,7 @@ impl TrainArgs {
             let given = match *option {
                 "--max-epoch" => self.max_epoch.is_some(),
                 "--steps-per-epoch" => self.steps_per_epoch.is_some(),
+                "--steps-per-launch" => self.steps_per_launch.is_some(),
                 "--trainer" => self.trainer.is_some(),
                 "--devices" => !self.devices.is_empty(),
                 "--threads-per-device" => self.threads_per_device.is_some(),
@@ -166,6 +170,7 @@ impl TrainArgs {
         let run = config.as_mut();
         run.max_epoch = self.max_epoch.unwrap_or(run.max_epoch);
         run.steps_per_epoch = self.steps_per_epoch.or(run.steps_per_epoch);
+        run.steps_per_launch = self.steps_per_launch.unwrap_or(run.steps_per_launch);
         run.session.threads = self.threads_per_device.or(run.session.threads);
         if let Some(seed) = self.seed {
             // The command line replaces both ways in which a program can set its seed.

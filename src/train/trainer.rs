@@ -1,6 +1,5 @@
 //! The trainer: sets up and runs training of a graph.
 
-use super::RunConfig;
 use super::batch_summary::BatchSummary;
 use super::main_loop::{Ended, MainLoop};
 use super::ranks::{self, Ranks};
@@ -8,16 +7,17 @@ use super::resume;
 use super::signals::{self, Signals};
 use super::step::Iteration;
 use super::step_plan::StepPlan;
+use super::{NanPolicy, RunConfig};
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, SkippedSteps, TrainState};
 use crate::distributed::ProcessGroup;
-use crate::graph::{FLUSH_OPS, Fetch, Graph, TensorSpec};
+use crate::graph::{FLUSH_OPS, Fetch, GLOBAL_STEP, Graph, TensorSpec};
 use crate::input::{InputSource, OtherTowers, no_batch};
 use crate::io::{Checkpoint, CheckpointStore, RealDisk, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
 use crate::nn::describe_trainables;
 use crate::predict::{OfflinePredictor, PredictConfig};
-use crate::runtime::{Device, Interrupt, Session, SessionOptions};
+use crate::runtime::{Device, Interrupt, Launches, Session, SessionOptions};
 use crate::tower::{TowerFunc, Towers};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -180,10 +180,11 @@ impl Trainer {
         {
             move_checkpoints_aside(lock.dir())?;
         }
-        let plan = self.setup_callbacks(&mut config)?;
+        let mut plan = self.setup_callbacks(&mut config)?;
         let flush = self.flush_op();
         let mut state = self.initialize(&mut config, interrupt, steps_per_epoch, lock.as_ref())?;
         iteration.check(state.session.graph())?;
+        plan.launches = self.launches(&config, &state, &plan, iteration)?;
         let saved = match &state.store {
             Some(store) => store.latest()?,
             None => None,
@@ -216,9 +217,10 @@ impl Trainer {
         let towers = self.tower_count();
         if let Some(input) = &mut self.input {
             let others = ranks.as_ref().map_or_else(OtherTowers::default, |ranks| ranks.other_towers(towers));
-            resume::start_input(&state, input.as_mut(), saved.map_or(&Value::Null, |s| &s["input"]), others)?;
+            let saved = saved.map_or(&Value::Null, |s| &s["input"]);
+            resume::start_input(&state, input.as_mut(), saved, others, config.steps_per_launch)?;
         }
-        let counts_in_graph = state.session.graph().variables().iter().any(|v| v.name == "global_step");
+        let counts_in_graph = state.session.graph().variables().iter().any(|v| v.name == GLOBAL_STEP);
         let summary = BatchSummary {
             towers,
             groups: self.group.as_ref().map_or(1, |group| group.size()),
@@ -292,6 +294,40 @@ impl Trainer {
         }
         log::info!("{}", describe_trainables(&self.graph));
         Ok(StepPlan::new(declared, step_ops))
+    }
+
+    /// Returns how steps are put into launches, if a launch runs several. Returns an error if
+    /// something needs every step by itself.
+    fn launches(
+        &self,
+        config: &RunConfig,
+        state: &TrainState,
+        plan: &StepPlan,
+        iteration: &dyn Iteration,
+    ) -> Result<Option<Launches>> {
+        let steps = config.steps_per_launch;
+        if steps == 1 {
+            return Ok(None);
+        }
+        let refused = |why: String| {
+            Err(Error::new(ErrorKind::Unsupported, format!("{steps} steps per launch: {why}"))
+                .note("use one step per launch, which is the default"))
+        };
+        if !iteration.is_one_run() {
+            return refused("a step of this trainer is not one run of one operation".into());
+        }
+        if self.group.as_ref().is_some_and(|group| group.size() > 1) {
+            return refused("several processes agree on every step".into());
+        }
+        if !state.session.runs_several_steps()? {
+            return refused("this device launches every step by itself; XLA devices do not".into());
+        }
+        plan.check_several_steps().map_err(|e| e.within(format!("{steps} steps per launch")))?;
+        let skip_limit = match config.nan {
+            NanPolicy::Stop => 0,
+            NanPolicy::Skip(most) => most,
+        };
+        Ok(Some(Launches { steps, skip_limit }))
     }
 
     fn tower_count(&self) -> usize {

@@ -26,6 +26,8 @@ mod processes;
 mod recomputed;
 mod resume;
 mod rows;
+mod scalars;
+mod several_steps;
 mod sharded_updates;
 mod staging;
 mod steps;

@@ -15,7 +15,8 @@ pub struct Buffer {
     handle: Arc<Handle>,
     raw: *mut PJRT_Buffer,
     dtype: DType,
-    sizes: Vec<usize>,
+    /// Shared, so that the outputs of an execution do not allocate.
+    sizes: Arc<[usize]>,
 }
 
 // SAFETY: the C API allows the use of a buffer from any thread.
@@ -28,7 +29,7 @@ impl Buffer {
         handle: &Arc<Handle>,
         raw: *mut PJRT_Buffer,
         dtype: DType,
-        sizes: Vec<usize>,
+        sizes: Arc<[usize]>,
     ) -> Buffer {
         Buffer { handle: handle.clone(), raw, dtype, sizes }
     }

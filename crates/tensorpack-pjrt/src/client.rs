@@ -388,7 +388,7 @@ impl Client {
                 }
             )
         }?;
-        let buffer = Buffer::new(&self.handle, started.buffer, tensor.dtype(), tensor.sizes().to_vec());
+        let buffer = Buffer::new(&self.handle, started.buffer, tensor.dtype(), tensor.sizes().into());
         let done_with_host_buffer = Event::new(&self.handle, started.done_with_host_buffer);
         done_with_host_buffer.keep_alive(tensor.clone());
         Ok(buffer)

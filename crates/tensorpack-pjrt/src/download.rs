@@ -36,7 +36,7 @@ impl Download {
         let size = tensor.as_bytes().len();
         let elements = elements(&mut tensor)?;
         // SAFETY: the buffer is the plugin's; the layout lives until the call returns; the target
-        // has that many bytes, which stay in place until the event is ready, since `keep_alive`
+        // has that many bytes, which stay in place until the event is ready, since `keep_alive_and_watch`
         // holds on to them, and nobody else reads or writes them before. The plugin writes elements
         // of the tensor's dtype.
         let started = unsafe {
@@ -51,7 +51,7 @@ impl Download {
             )
         }?;
         let event = Event::new(handle, started.event);
-        event.keep_alive(tensor.clone());
+        event.keep_alive_and_watch(tensor.clone());
         Ok(Download { tensor, event })
     }
 

@@ -17,7 +17,7 @@ pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Event {
     handle: Arc<Handle>,
     raw: *mut PJRT_Event,
-    /// Set by the first wait that finds the event not ready.
+    /// Set by the first wait that finds the event not ready, or when the event is watched.
     outcome: OnceLock<Arc<Outcome>>,
 }
 
@@ -80,6 +80,10 @@ impl Event {
 
     /// Returns the outcome to wait for, or else the result of work that is complete.
     fn ready_outcome(&self) -> Result<std::result::Result<&Outcome, Result<()>>> {
+        if let Some(outcome) = self.outcome.get() {
+            self.handle.check()?;
+            return Ok(Ok(outcome));
+        }
         if self.is_ready()? {
             // SAFETY: the event is the plugin's, and ready.
             let result = unsafe { call!(self.handle.plugin, PJRT_Event_Error { event: self.raw }) };
@@ -107,6 +111,23 @@ impl Event {
     pub(crate) fn keep_alive<T: Send + 'static>(&self, memory: T) {
         // If this fails the memory is leaked, since the plugin may still be using it.
         let _ = self.on_ready(Box::new(move |_| drop(memory)));
+    }
+
+    /// Keeps `memory` alive until the work is complete, and prepares a wait: one callback serves
+    /// both, because each takes the plugin time.
+    pub(crate) fn keep_alive_and_watch<T: Send + 'static>(&self, memory: T) {
+        self.outcome.get_or_init(|| {
+            let outcome = Arc::<Outcome>::default();
+            let shared = outcome.clone();
+            let callback = move |result| {
+                drop(memory);
+                shared.set(result);
+            };
+            if let Err(error) = self.on_ready(Box::new(callback)) {
+                outcome.set(Err(error));
+            }
+            outcome
+        });
     }
 
     /// Calls `callback` when the work is complete, or at once if it is already. If the plugin fails

@@ -24,6 +24,8 @@ pub struct Executable {
     /// The ids of its devices of this process.
     devices: Vec<i64>,
     outputs: Vec<(DType, Vec<usize>)>,
+    /// The sizes of the outputs, for their buffers.
+    output_sizes: Vec<Arc<[usize]>>,
     memory: Result<PlannedMemory>,
 }
 
@@ -76,8 +78,8 @@ struct Call {
     kept: Vec<i64>,
     /// Room for the outputs of each device.
     outputs: Vec<Vec<*mut PJRT_Buffer>>,
-    /// Room for an event of each device.
-    done: Vec<*mut PJRT_Event>,
+    /// Room for an event of each device, if the caller wants them.
+    done: Option<Vec<*mut PJRT_Event>>,
 }
 
 // SAFETY: the C API allows the use of its objects from any thread, and the lists are the call's own.
@@ -102,7 +104,7 @@ impl Call {
         // alive: the caller borrows them until the call returns, or until the client is abandoned,
         // after which they are not destroyed. All lists have the stated lengths and live until the
         // call returns; those that it fills have room for all outputs, whose number `outputs` has
-        // checked, and for an event of each device.
+        // checked, and for an event of each device, or none if the list of events is null.
         unsafe {
             call!(
                 handle.plugin,
@@ -110,10 +112,10 @@ impl Call {
                     executable: self.executable,
                     options: &mut options,
                     argument_lists: pointers.as_ptr(),
-                    num_devices: self.done.len(),
+                    num_devices: self.outputs.len(),
                     num_args: self.arguments.first().map_or(0, Vec::len),
                     output_lists: output_lists.as_ptr(),
-                    device_complete_events: self.done.as_mut_ptr(),
+                    device_complete_events: self.done.as_mut().map_or(ptr::null_mut(), |d| d.as_mut_ptr()),
                 }
             )
         }?;
@@ -140,6 +142,7 @@ impl Executable {
             raw,
             devices: Vec::new(),
             outputs: Vec::new(),
+            output_sizes: Vec::new(),
             memory: Ok(PlannedMemory { arguments: 0, outputs: 0, aliased: 0, temporary: 0, code: 0 }),
         };
         // SAFETY: the executable is the plugin's; the list lives as long as it, and is copied.
@@ -156,6 +159,7 @@ impl Executable {
         // SAFETY: nobody uses it afterwards.
         let _ = unsafe { call!(plugin, PJRT_Executable_Destroy { executable }) };
         loaded.outputs = outputs?;
+        loaded.output_sizes = loaded.outputs.iter().map(|(_, sizes)| sizes[..].into()).collect();
         Ok(loaded)
     }
 
@@ -226,9 +230,18 @@ impl Executable {
     /// take new memory.
     #[doc(alias = "non_donatable_input_indices")]
     pub fn execute_without_donating(&self, arguments: &[Vec<&Buffer>], kept: &[usize]) -> Result<Execution> {
-        let mut call = self.prepare(arguments, kept)?;
+        let mut call = self.prepare(arguments, kept, true)?;
         let result = call.run(&self.handle);
         self.finish(call, result)
+    }
+
+    /// Starts the program like [`execute_without_donating`](Executable::execute_without_donating) and
+    /// returns the outputs of each device, without events: to make them takes the plugin time, and
+    /// who reads an output waits for it anyway.
+    pub fn launch(&self, arguments: &[Vec<&Buffer>], kept: &[usize]) -> Result<Vec<Vec<Buffer>>> {
+        let mut call = self.prepare(arguments, kept, false)?;
+        let result = call.run(&self.handle);
+        Ok(self.finish(call, result)?.outputs)
     }
 
     /// Starts the program like [`execute_without_donating`](Executable::execute_without_donating), on a
@@ -245,7 +258,7 @@ impl Executable {
         timeout: Duration,
         mut check: impl FnMut() -> Result<()>,
     ) -> Result<Execution> {
-        let mut call = self.prepare(arguments, kept)?;
+        let mut call = self.prepare(arguments, kept, true)?;
         let handle = self.handle.clone();
         let (send, started) = channel();
         let work = move || {
@@ -277,7 +290,7 @@ impl Executable {
     }
 
     /// Checks the arguments, and makes room for the results.
-    fn prepare(&self, arguments: &[Vec<&Buffer>], kept: &[usize]) -> Result<Call> {
+    fn prepare(&self, arguments: &[Vec<&Buffer>], kept: &[usize], events: bool) -> Result<Call> {
         self.handle.check()?;
         self.check(arguments)?;
         Ok(Call {
@@ -285,19 +298,18 @@ impl Executable {
             arguments: arguments.iter().map(|list| list.iter().map(|b| b.raw()).collect()).collect(),
             kept: kept.iter().map(|&index| index as i64).collect(),
             outputs: vec![vec![ptr::null_mut(); self.outputs.len()]; self.devices.len()],
-            done: vec![ptr::null_mut(); self.devices.len()],
+            done: events.then(|| vec![ptr::null_mut(); self.devices.len()]),
         })
     }
 
     /// Takes over the results of a call.
     fn finish(&self, call: Call, result: Result<()>) -> Result<Execution> {
         result.map_err(|e| self.explain(e))?;
-        let buffer = |(raw, (dtype, sizes)): (_, &(DType, Vec<usize>))| {
-            Buffer::new(&self.handle, raw, *dtype, sizes.clone())
+        let buffer = |(i, raw): (usize, _)| {
+            Buffer::new(&self.handle, raw, self.outputs[i].0, self.output_sizes[i].clone())
         };
-        let outputs =
-            call.outputs.into_iter().map(|list| list.into_iter().zip(&self.outputs).map(buffer).collect());
-        let done = call.done.into_iter().map(|raw| Event::new(&self.handle, raw));
+        let outputs = call.outputs.into_iter().map(|list| list.into_iter().enumerate().map(buffer).collect());
+        let done = call.done.into_iter().flatten().map(|raw| Event::new(&self.handle, raw));
         Ok(Execution { outputs: outputs.collect(), done: done.collect() })
     }
 

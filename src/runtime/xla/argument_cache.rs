@@ -2,16 +2,23 @@
 
 use super::staging::StagedFeeds;
 use super::target::Target;
-use std::collections::HashMap;
 use std::sync::Arc;
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{HostTensor, Result};
 
-/// The last value uploaded for each argument of each tower. A tensor that is fed again, such as a
-/// constant batch, is not uploaded again. It cannot have changed, because the cache holds a
-/// reference to it and tensors are copied on write.
+/// The last value of each argument of each tower. A tensor that is fed again, such as a constant
+/// batch, is not uploaded again. It cannot have changed, because the cache holds a reference to it
+/// and tensors are copied on write.
 #[derive(Default)]
-pub(super) struct ArgumentCache(HashMap<(usize, usize), (HostTensor, Arc<pjrt::Buffer>)>);
+pub(super) struct ArgumentCache {
+    /// By tower and argument.
+    cached: Vec<Vec<Option<Cached>>>,
+}
+
+enum Cached {
+    Tensor(HostTensor, Arc<pjrt::Buffer>),
+    Number(u64, Arc<pjrt::Buffer>),
+}
 
 impl ArgumentCache {
     /// Returns an argument on the device of a tower: cached, staged, or else uploaded now.
@@ -22,7 +29,8 @@ impl ArgumentCache {
         staged: &StagedFeeds,
         target: &Target,
     ) -> Result<Arc<pjrt::Buffer>> {
-        if let Some((last, buffer)) = self.0.get(&(argument, tower))
+        let slot = self.slot(argument, tower);
+        if let Some(Cached::Tensor(last, buffer)) = slot
             && (last.shares_elements(value) || value.len() == 1 && last == value)
         {
             return Ok(buffer.clone());
@@ -31,7 +39,42 @@ impl ArgumentCache {
             Some(buffer) => buffer,
             None => Arc::new(target.upload(value, tower)?),
         };
-        self.0.insert((argument, tower), (value.clone(), buffer.clone()));
+        *slot = Some(Cached::Tensor(value.clone(), buffer.clone()));
         Ok(buffer)
+    }
+
+    /// Returns a number as an i64 of the same bits on the device of a tower: cached, or else uploaded
+    /// now.
+    pub(super) fn upload_number(
+        &mut self,
+        number: u64,
+        (argument, tower): (usize, usize),
+        target: &Target,
+    ) -> Result<Arc<pjrt::Buffer>> {
+        let slot = self.slot(argument, tower);
+        if let Some(Cached::Number(last, buffer)) = slot
+            && *last == number
+        {
+            return Ok(buffer.clone());
+        }
+        let buffer = Arc::new(target.upload(&HostTensor::scalar(number as i64), tower)?);
+        *slot = Some(Cached::Number(number, buffer.clone()));
+        Ok(buffer)
+    }
+
+    /// Notes that a program has computed the next value of a number on the device of a tower.
+    pub(super) fn computed(&mut self, number: u64, (argument, tower): (usize, usize), buffer: pjrt::Buffer) {
+        *self.slot(argument, tower) = Some(Cached::Number(number, Arc::new(buffer)));
+    }
+
+    fn slot(&mut self, argument: usize, tower: usize) -> &mut Option<Cached> {
+        if self.cached.len() <= tower {
+            self.cached.resize_with(tower + 1, Vec::new);
+        }
+        let arguments = &mut self.cached[tower];
+        if arguments.len() <= argument {
+            arguments.resize_with(argument + 1, || None);
+        }
+        &mut arguments[argument]
     }
 }

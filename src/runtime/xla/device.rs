@@ -68,6 +68,7 @@ impl Engine for XlaEngine {
             full_precision: options.full_precision,
             deterministic: options.deterministic,
             compile_cache_bytes: options.compile_cache_bytes,
+            profile: options.profile,
         };
         Ok(Box::new(XlaExecutor::open(platform, index, options, group, graph.towers(), interrupt, turns)?))
     }

@@ -4,16 +4,20 @@ use super::fork::{Access, ForkState};
 use super::module::Purpose;
 use super::program::{XlaProgram, lock};
 use super::staging::StagedFeeds;
+use super::steps_loop::StepsPerLaunch;
+use super::steps_program::XlaStepsProgram;
 use super::target::{Target, XlaOptions};
 use super::variables::{Variables, shard};
 use crate::distributed::ProcessGroup;
-use crate::graph::{Sharding, VariableInfo};
+use crate::graph::{GLOBAL_STEP, Sharding, VariableInfo};
 use crate::kir::Shards;
-use crate::runtime::executor::{Executable, Executor, Feed, Fork, RunInfo, SavedValue, check_value};
+use crate::runtime::executor::{
+    Executable, Executor, Feed, Fork, RunInfo, SavedValue, StepsExecutable, check_value,
+};
 use crate::runtime::shard_updates::stored_shards;
 use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging, Turns};
 use std::sync::{Arc, Mutex};
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, element_count};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, element_count};
 
 /// An executor on the devices of a platform.
 pub(in crate::runtime) struct XlaExecutor {
@@ -147,6 +151,15 @@ impl Executor for XlaExecutor {
         Ok(Box::new(self.program(&lowered, Purpose::Run)?))
     }
 
+    fn compile_steps(&mut self, source: &Source<'_>, most: usize) -> Result<Box<dyn StepsExecutable>> {
+        let lowered = source.lower()?;
+        let is_counter =
+            |v: &VariableInfo| v.name == GLOBAL_STEP && v.dtype == DType::I64 && v.sizes.is_empty();
+        let counter = source.graph().variables().iter().position(is_counter);
+        let steps = StepsPerLaunch { most, counter };
+        Ok(Box::new(XlaStepsProgram(self.program(&lowered, Purpose::RunSteps(steps))?)))
+    }
+
     /// With forks, a run ends before the next turn begins.
     fn runs_ahead(&self) -> bool {
         !self.access.is_shared()
@@ -154,6 +167,10 @@ impl Executor for XlaExecutor {
 
     fn fork(&self, fork: Fork) -> Result<Box<dyn Executor>> {
         Ok(Box::new(self.forked(&fork)?))
+    }
+
+    fn runs_several_steps(&self) -> bool {
+        self.target.replicas(1).is_none()
     }
 
     fn staging(&self) -> Option<Staging> {
@@ -222,6 +239,7 @@ mod tests {
             full_precision: true,
             deterministic: true,
             compile_cache_bytes: Some(0),
+            profile: false,
         };
         let mut executor = XlaExecutor::open(
             Platform::Cpu,

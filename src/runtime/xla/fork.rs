@@ -142,6 +142,7 @@ mod tests {
             full_precision: true,
             deterministic: true,
             compile_cache_bytes: Some(0),
+            profile: false,
         };
         let interrupt = Interrupt::new();
         let mut executor = XlaExecutor::open(Platform::Cpu, 0, options, None, 1, &interrupt, turns).unwrap();

@@ -2,6 +2,7 @@
 
 use super::argument_cache::ArgumentCache;
 use super::compile::compile;
+use super::host_times::{HostPart, HostTimes};
 use super::module::{Argument, Module, Purpose, module};
 use super::spmd::{PerTower, SpmdProgram};
 use super::staging::StagedFeeds;
@@ -14,7 +15,26 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt as pjrt;
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, Result};
+
+/// What a launch is given.
+pub(super) struct LaunchInputs<'a> {
+    /// The key of the random numbers of its first step.
+    pub(super) run: RunInfo,
+    /// The feeds of each step.
+    pub(super) feeds: &'a [&'a [Feed<'a>]],
+    /// The number of steps in a row that may be skipped.
+    pub(super) skip_limit: u32,
+    /// The number of steps in a row that were skipped before.
+    pub(super) skipped_before: u32,
+}
+
+impl<'a> LaunchInputs<'a> {
+    /// Returns the inputs of a launch of one step.
+    pub(super) fn one_step(run: &RunInfo, feeds: &'a [&'a [Feed<'a>]]) -> LaunchInputs<'a> {
+        LaunchInputs { run: *run, feeds, skip_limit: 0, skipped_before: 0 }
+    }
+}
 
 /// The arguments of a program in a run that is split, on each of its devices.
 #[derive(Default)]
@@ -40,6 +60,8 @@ pub(super) struct Launch {
     /// Whether some of its replicas are on devices of other processes.
     spans_processes: bool,
     was_started: AtomicBool,
+    /// What the host spends on launches, if it is measured.
+    pub(super) times: Option<Arc<HostTimes>>,
 }
 
 impl Launch {
@@ -79,6 +101,7 @@ impl Launch {
             cache: Mutex::default(),
             spans_processes: spmd.replicas.is_some(),
             was_started: AtomicBool::new(false),
+            times: HostTimes::new(target.options.profile),
         })
     }
 
@@ -86,15 +109,15 @@ impl Launch {
     /// outputs of each tower, which may still be pending.
     pub(super) fn start(
         &self,
-        run: &RunInfo,
-        feeds: &[Feed<'_>],
+        inputs: &LaunchInputs<'_>,
         part: &PartArguments,
         variables: &mut Variables,
         staged: &StagedFeeds,
         target: &Target,
     ) -> Result<Vec<Vec<pjrt::Buffer>>> {
+        let mut timer = HostTimes::timer(&self.times);
         let uploaded = (0..self.towers.len())
-            .map(|t| self.upload_arguments(t, run, feeds, staged, target))
+            .map(|t| self.upload_arguments(t, inputs, staged, target))
             .collect::<Result<Vec<Vec<Arc<pjrt::Buffer>>>>>()?;
         let arguments: Vec<Vec<&pjrt::Buffer>> = (0..self.towers.len())
             .map(|t| {
@@ -117,14 +140,20 @@ impl Launch {
             |argument: &Argument| matches!(argument, Argument::Variable(v) if variables.is_saved(*v));
         let kept = self.module.arguments.iter().enumerate().filter(|(_, argument)| is_saved(argument));
         let kept: Vec<usize> = kept.map(|(index, _)| index).collect();
-        let mut results = self.execute(&arguments, &kept, target)?.outputs;
+        timer.end(HostPart::Arguments);
+        let mut results = self.execute(&arguments, &kept, target)?;
+        timer.end(HostPart::Execute);
         let updated = &self.module.updated;
         let mut rest: Vec<Vec<pjrt::Buffer>> =
             results.iter_mut().map(|outputs| outputs.split_off(updated.len())).collect();
+        if self.module.draws {
+            self.keep_next_draw(inputs.run.draw.wrapping_add(inputs.feeds.len() as u64), &mut rest);
+        }
         if !updated.is_empty() {
             let ok = rest.iter_mut().filter_map(Vec::pop).collect();
             variables.update(updated, results, ok, target)?;
         }
+        timer.end(HostPart::Variables);
         Ok(rest)
     }
 
@@ -135,12 +164,13 @@ impl Launch {
         arguments: &[Vec<&pjrt::Buffer>],
         kept: &[usize],
         target: &Target,
-    ) -> Result<pjrt::Execution> {
+    ) -> Result<Vec<Vec<pjrt::Buffer>>> {
         let executed = match self.spans_processes && !self.was_started.load(Ordering::Relaxed) {
-            false => self.executable.execute_without_donating(arguments, kept),
+            false => self.executable.launch(arguments, kept),
             true => {
                 let (deadline, check) = (target.options.deadline, || target.check_aborted());
-                self.executable.execute_checking(arguments, kept, deadline, check)
+                let execution = self.executable.execute_checking(arguments, kept, deadline, check);
+                execution.map(|execution| execution.outputs)
             }
         };
         let executed = executed.map_err(|e| target.explain(e))?;
@@ -152,25 +182,31 @@ impl Launch {
     fn upload_arguments(
         &self,
         tower: usize,
-        run: &RunInfo,
-        feeds: &[Feed<'_>],
+        inputs: &LaunchInputs<'_>,
         staged: &StagedFeeds,
         target: &Target,
     ) -> Result<Vec<Arc<pjrt::Buffer>>> {
-        let inputs = &self.towers[tower];
+        let LaunchInputs { run, feeds, skip_limit, skipped_before } = inputs;
+        let own = &self.towers[tower];
+        let last = feeds.len().saturating_sub(1);
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let device = self.first + tower;
-        let mut upload =
-            |at: usize, value: &HostTensor| Some(cache.upload(value, (at, device), staged, target));
         let buffer = |(at, argument): (usize, &Argument)| {
             let number = match argument {
-                Argument::Feed(i) => return upload(at, feeds[inputs.feed(*i)]),
+                Argument::Feed(i) => {
+                    return Some(cache.upload(feeds[0][own.feed(*i)], (at, device), staged, target));
+                }
+                Argument::StepFeed(step, i) => {
+                    let value = feeds[last.min(*step)][own.feed(*i)];
+                    return Some(cache.upload(value, (at, device), staged, target));
+                }
+                Argument::Steps => feeds.len() as u64,
+                Argument::SkipLimit => u64::from(*skip_limit),
+                Argument::SkippedBefore => u64::from(*skipped_before),
                 Argument::Seed => run.seed,
                 Argument::Draw => run.draw,
                 Argument::Zero => 0,
-                Argument::RandomOffset(stream) => {
-                    inputs.random_offsets.get(stream).copied().unwrap_or(0) as u64
-                }
+                Argument::RandomOffset(stream) => own.random_offsets.get(stream).copied().unwrap_or(0) as u64,
                 Argument::Variable(_)
                 | Argument::PriorStepsOk
                 | Argument::Constant(_)
@@ -178,7 +214,7 @@ impl Launch {
                 | Argument::Passed(_)
                 | Argument::TowerOk(_) => return None,
             };
-            upload(at, &HostTensor::scalar(number as i64))
+            Some(cache.upload_number(number, (at, device), target))
         };
         self.module.arguments.iter().enumerate().filter_map(buffer).collect()
     }
@@ -188,10 +224,22 @@ impl Launch {
         self.towers.len()
     }
 
+    /// Takes the draw number of the next run from the results of each tower, so that the next run
+    /// need not upload it.
+    fn keep_next_draw(&self, next_draw: u64, results: &mut [Vec<pjrt::Buffer>]) {
+        let is_draw = |argument: &Argument| matches!(argument, Argument::Draw);
+        let Some(at) = self.module.arguments.iter().position(is_draw) else { return };
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        for (tower, results) in results.iter_mut().enumerate() {
+            if let Some(next) = results.pop() {
+                cache.computed(next_draw, (at, self.first + tower), next);
+            }
+        }
+    }
+
     /// Checks the report of a tower. Returns an error if an index is out of range, and otherwise
     /// whether all checked values are finite.
-    pub(super) fn check_report(&self, report: &HostTensor) -> Result<bool> {
-        let report = report.as_slice::<i64>()?;
+    pub(super) fn check_report(&self, report: &[i64]) -> Result<bool> {
         for (gather, found) in self.module.gathers.iter().zip(report[1..].chunks(2)) {
             if found[0] != i64::MAX {
                 let position = found[0] as usize;
@@ -237,7 +285,7 @@ mod tests {
     use std::ops::Range;
     use std::time::Duration;
     use tensorpack_pjrt::{Client, CompileOptions, OptionValue};
-    use tensorpack_tensor::{CounterRng, DType};
+    use tensorpack_tensor::{CounterRng, DType, HostTensor};
 
     const ROWS: usize = 6;
 
@@ -356,6 +404,10 @@ mod tests {
                     Argument::PriorStepsOk | Argument::TowerOk(_) => HostTensor::scalar(true),
                     Argument::Passed(_) | Argument::Snapshot(_) => panic!("the run is not split"),
                     Argument::Feed(i) => batch(rank * local + own.feed(*i)),
+                    Argument::StepFeed(..)
+                    | Argument::Steps
+                    | Argument::SkipLimit
+                    | Argument::SkippedBefore => panic!("{argument:?} in a module of one step"),
                     Argument::Constant(value) => value.clone(),
                     Argument::Seed => number(RUN.seed),
                     Argument::Draw => number(RUN.draw),
@@ -380,7 +432,7 @@ mod tests {
                     let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
                     assert!(off < 1e-12, "{ids:?}, variable {variable}: {found:?} {expected:?}");
                 }
-                let report = outputs[module.updated.len() + module.fetches].download(long).unwrap();
+                let report = outputs[module.updated.len() + module.report].download(long).unwrap();
                 assert_eq!(report.as_slice::<i64>().unwrap()[0], 1);
             }
         }

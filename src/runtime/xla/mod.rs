@@ -18,6 +18,7 @@ mod expr;
 mod fixed_sums;
 mod fork;
 mod gather;
+mod host_times;
 mod key_value_store;
 mod launch;
 mod module;
@@ -33,6 +34,8 @@ mod split_program;
 mod spmd;
 mod stablehlo;
 mod staging;
+mod steps_loop;
+mod steps_program;
 mod target;
 #[cfg(test)]
 mod test_ranks;

@@ -5,23 +5,30 @@ use super::gather::{self, BadIndex};
 use super::random::{self, Key, Offset};
 use super::spmd::{Part, SpmdProgram};
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
-use super::{bf16, collectives, cumsum, expr, pool, reduce, sort, view};
+use super::steps_loop::StepsPerLaunch;
+use super::{bf16 as bf16_rounding, collectives, cumsum, expr, pool, reduce, sort, view};
 use crate::graph::split_tower;
 use crate::kir::{
     self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
 };
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
-use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, bf16};
 
 /// Larger constants are arguments that stay on the device, instead of text in the module.
 const INLINE_BYTES: usize = 256;
+
+/// The largest number of values that are checked by one reduction. XLA does not fuse operations into
+/// kernels with more than about a hundred operands.
+const CHECKS_PER_REDUCTION: usize = 48;
 
 /// The purpose of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Fetches values and updates variables.
     Run,
+    /// Runs several steps, each of which fetches values and updates variables.
+    RunSteps(StepsPerLaunch),
     /// Returns which results are finite, and updates nothing.
     FindNonFinite,
 }
@@ -41,6 +48,16 @@ pub(super) enum Argument {
     Feed(usize),
     /// A value that a tower passes on, in a run that is split; by index.
     Passed(usize),
+    /// A feed of a step of a launch: the step, and the index of the feed. A launch of fewer steps is
+    /// given the feeds of its last step for those that it does not run.
+    StepFeed(usize, usize),
+    /// The number of steps of this launch as an i64.
+    Steps,
+    /// The number of steps in a row that may be skipped, as an i64; 0 if the first failure ends the
+    /// run.
+    SkipLimit,
+    /// The number of steps in a row that were skipped before this launch, as an i64.
+    SkippedBefore,
     /// A constant.
     Constant(HostTensor),
     /// The bits of the session's seed as an i64.
@@ -61,21 +78,38 @@ pub(super) struct CheckedGather {
     pub(super) rows: usize,
 }
 
+/// Where a fetched value is in the results of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FetchPlace {
+    /// The result with this index after the updated variables.
+    Result(usize),
+    /// A scalar of this dtype, at this index of the report: see [`scalar_bits`].
+    Report(usize, DType),
+}
+
 /// A program as text, with its arguments and results.
 ///
-/// The results are the next values of variables, the fetches, and the report: i64s, of which the
-/// first is 1 if all checked values are finite, followed by the position (or `i64::MAX`) and the
-/// value of the first bad index of each gather. If there are updates, the last result is
-/// [`Argument::PriorStepsOk`] of the next run. The part of a tower in a run that is split ends with the
-/// values that it passes on, and whether it succeeded. A module that searches for non-finite results
-/// returns only a boolean for each result, and the report.
+/// The results are the next values of variables, the fetches that are no scalars, and the report:
+/// i64s, of which the first is 1 if all checked values are finite, followed by the position (or
+/// `i64::MAX`) and the value of the first bad index of each gather, and then by the scalar fetches.
+/// One small download has all of them. If there are updates, [`Argument::PriorStepsOk`] of the next
+/// run follows; the part of a tower in a run that is split has instead the values that it passes on,
+/// and whether it succeeded. If there are random numbers, the [`Argument::Draw`] of the next run is
+/// last. A module that searches for non-finite results returns only a boolean for each result, and the
+/// report. In a module of several steps, fetches and report have one more dimension, the step.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
     pub(super) text: String,
     pub(super) arguments: Vec<Argument>,
     /// The updated variables, in the order of the results.
     pub(super) updated: Vec<usize>,
-    pub(super) fetches: usize,
+    /// Where each fetch is.
+    pub(super) fetches: Vec<FetchPlace>,
+    /// The index of the report among the results after the updated variables: the number of fetches
+    /// that are no scalars.
+    pub(super) report: usize,
+    /// Whether the last result is the [`Argument::Draw`] of the next run.
+    pub(super) draws: bool,
     pub(super) gathers: Vec<CheckedGather>,
     /// The origin of each result that a search tests.
     pub(super) tested: Vec<Origin>,
@@ -92,30 +126,52 @@ pub(super) fn module(
 ) -> Result<Module> {
     let mut cx = ModuleWriter::new(spmd, full_precision, barriers);
     cx.bind_arguments(purpose);
-    for node in &spmd.program.kernels {
-        cx.kernel(node).map_err(|e| e.within(&node.origin.name).at(node.origin.site))?;
+    if let Purpose::RunSteps(steps) = purpose {
+        return cx.run_steps(steps);
     }
+    cx.kernels()?;
     Ok(match purpose {
-        Purpose::Run => cx.run(),
         Purpose::FindNonFinite => cx.find_non_finite(),
+        _ => cx.run(),
     })
 }
 
-struct ModuleWriter<'a> {
+pub(super) struct ModuleWriter<'a> {
     precision: Precision,
-    spmd: &'a SpmdProgram,
-    program: &'a Program,
-    w: Writer,
-    values: HashMap<BufferId, Value>,
-    arguments: Vec<(Argument, Value)>,
-    key: Option<Key>,
+    pub(super) spmd: &'a SpmdProgram,
+    pub(super) program: &'a Program,
+    pub(super) w: Writer,
+    pub(super) values: HashMap<BufferId, Value>,
+    pub(super) arguments: Vec<(Argument, Value)>,
+    /// The current value of each variable that is an argument.
+    pub(super) variables: HashMap<usize, Value>,
+    /// The value of each feed that the program reads.
+    pub(super) feeds: Vec<(usize, Value)>,
+    pub(super) key: Option<Key>,
     random_offsets: HashMap<String, Value>,
-    prior_steps_ok: Option<Value>,
+    pub(super) prior_steps_ok: Option<Value>,
     /// Whether the parts of towers succeeded, in a run that is split.
     towers_ok: Vec<Value>,
+    /// The draw number of the run as an i64, if the program draws random numbers.
+    pub(super) draw: Option<Value>,
     materialize: Materialize,
     barriers: bool,
-    bad: Vec<(CheckedGather, BadIndex)>,
+    pub(super) bad: Vec<(CheckedGather, BadIndex)>,
+}
+
+/// What a step computes.
+pub(super) struct StepResults {
+    /// Whether its checks succeeded on all replicas.
+    pub(super) ok: Value,
+    /// Whether all indices were in range, on all replicas.
+    pub(super) indices_ok: Value,
+    /// The next values of the updated variables, and whether each must be finite.
+    pub(super) next: Vec<(Value, bool)>,
+    /// Where each fetch is.
+    pub(super) fetches: Vec<FetchPlace>,
+    /// The fetches that are no scalars.
+    pub(super) tensors: Vec<Value>,
+    pub(super) report: Value,
 }
 
 impl<'a> ModuleWriter<'a> {
@@ -127,18 +183,26 @@ impl<'a> ModuleWriter<'a> {
             w: Writer::default(),
             values: HashMap::new(),
             arguments: Vec::new(),
+            variables: HashMap::new(),
+            feeds: Vec::new(),
             key: None,
             random_offsets: HashMap::new(),
             prior_steps_ok: None,
             towers_ok: Vec::new(),
+            draw: None,
             materialize: Materialize::Barrier,
             barriers,
             bad: Vec::new(),
         }
     }
 
-    fn argument(&mut self, argument: Argument, dtype: DType, sizes: &[usize]) -> Value {
+    pub(super) fn argument(&mut self, argument: Argument, dtype: DType, sizes: &[usize]) -> Value {
         let value = self.w.argument(dtype, sizes);
+        match argument {
+            Argument::Variable(v) => drop(self.variables.insert(v, value.clone())),
+            Argument::Feed(f) => self.feeds.push((f, value.clone())),
+            _ => {}
+        }
         self.arguments.push((argument, value.clone()));
         value
     }
@@ -149,7 +213,8 @@ impl<'a> ModuleWriter<'a> {
         let program = self.program;
         let mut used: HashSet<BufferId> =
             program.kernels.iter().flat_map(|n| n.kernel.reads()).map(|v| v.buffer).collect();
-        if purpose == Purpose::Run {
+        let runs = purpose != Purpose::FindNonFinite;
+        if runs {
             used.extend(program.fetches.iter().chain(&program.costs).map(|v| v.buffer));
             used.extend(program.updates.iter().map(|u| u.value.buffer));
         }
@@ -170,13 +235,13 @@ impl<'a> ModuleWriter<'a> {
                 BufferKind::Snapshot(v) if used.contains(&id) => {
                     self.argument(Argument::Snapshot(*v), buffer.dtype, &buffer.sizes)
                 }
-                BufferKind::Feed(f) if used.contains(&id) => {
-                    let argument = match f.checked_sub(first_passed) {
-                        None => Argument::Feed(*f),
-                        Some(passed) => Argument::Passed(passed),
-                    };
-                    self.argument(argument, buffer.dtype, &buffer.sizes)
-                }
+                BufferKind::Feed(f) if used.contains(&id) => match (purpose, f.checked_sub(first_passed)) {
+                    (_, Some(passed)) => self.argument(Argument::Passed(passed), buffer.dtype, &buffer.sizes),
+                    (Purpose::RunSteps(steps), None) => {
+                        self.step_feeds(*f, steps.most, buffer.dtype, &buffer.sizes)
+                    }
+                    _ => self.argument(Argument::Feed(*f), buffer.dtype, &buffer.sizes),
+                },
                 BufferKind::Constant(t) if used.contains(&id) && buffer.bytes() > INLINE_BYTES => {
                     self.argument(Argument::Constant(t.clone()), buffer.dtype, &buffer.sizes)
                 }
@@ -187,11 +252,11 @@ impl<'a> ModuleWriter<'a> {
         // If the check fails the old value is kept, so variables that no kernel reads are
         // arguments, too.
         for u in &program.updates {
-            if !program.reads(u.variable) && purpose == Purpose::Run {
+            if !program.reads(u.variable) && runs {
                 self.argument(Argument::Variable(u.variable), u.value.dtype, &u.value.sizes);
             }
         }
-        if purpose == Purpose::Run && !program.updates.is_empty() {
+        if runs && !program.updates.is_empty() {
             self.prior_steps_ok = Some(self.argument(Argument::PriorStepsOk, DType::Bool, &[]));
             if let Part::Joint { towers, .. } = self.spmd.part {
                 let flag = |tower: usize| self.argument(Argument::TowerOk(tower), DType::Bool, &[]);
@@ -231,6 +296,7 @@ impl<'a> ModuleWriter<'a> {
         }
         let seed = self.argument(Argument::Seed, DType::I64, &[]);
         let draw = self.argument(Argument::Draw, DType::I64, &[]);
+        self.draw = Some(draw.clone());
         let of_towers =
             random.into_iter().filter(|(_, continued)| *continued && self.spmd.replica_count() > 1);
         let streams: Vec<&String> = of_towers.map(|(stream, _)| stream).collect();
@@ -241,6 +307,14 @@ impl<'a> ModuleWriter<'a> {
         let mut bits = |v: &Value| self.w.op("bitcast_convert", &[v], "", Element::U64, &[]);
         self.key = Some(Key { seed: bits(&seed), draw: bits(&draw) });
         self.random_offsets = streams.into_iter().cloned().zip(given.iter().map(bits)).collect();
+    }
+
+    /// Prints all kernels.
+    pub(super) fn kernels(&mut self) -> Result<()> {
+        for node in &self.program.kernels {
+            self.kernel(node).map_err(|e| e.within(&node.origin.name).at(node.origin.site))?;
+        }
+        Ok(())
     }
 
     fn read(&mut self, v: &View) -> Value {
@@ -279,7 +353,7 @@ impl<'a> ModuleWriter<'a> {
             Kernel::Map(body) => {
                 let operands = self.read_all(&body.operands);
                 let stored: Vec<DType> = specs.iter().map(|(dtype, _)| *dtype).collect();
-                let float = bf16::compute_dtype(&body.expr, &operands, &stored);
+                let float = bf16_rounding::compute_dtype(&body.expr, &operands, &stored);
                 expr::write(&mut self.w, &body.sizes, &operands, &body.expr, float)
             }
             Kernel::Reduce { body, reduced, kinds } => {
@@ -393,17 +467,15 @@ impl<'a> ModuleWriter<'a> {
         self.w.reshape(&y, sizes)
     }
 
-    /// Finishes with the next values of variables, the fetches and the report.
-    fn run(mut self) -> Module {
+    /// Prints the check of a step and its results.
+    pub(super) fn step_results(&mut self) -> StepResults {
         let program = self.program;
         let mut finite = self.w.splat(1.0, DType::Bool, &[]);
         self.w.comment("check");
         // The values to check, each with whether it may be infinite.
-        let fed = self.arguments.iter().filter(|(_, v)| v.element.is_float()).filter_map(|(a, v)| match a {
-            Argument::Feed(i) => Some((v.clone(), program.infinite.contains(i))),
-            _ => None,
-        });
-        let mut checked: Vec<(Value, bool)> = fed.collect();
+        let fed = self.feeds.iter().filter(|(_, v)| v.element.is_float());
+        let mut checked: Vec<(Value, bool)> =
+            fed.map(|(i, v)| (v.clone(), program.infinite.contains(i))).collect();
         checked.extend(program.finite.iter().map(|b| (self.values[b].clone(), false)));
         let varying = collectives::varying(self.spmd);
         let count = self.spmd.replica_count();
@@ -413,51 +485,80 @@ impl<'a> ModuleWriter<'a> {
             if varying.contains(&u.value.buffer) {
                 new = collectives::from_first_tower(&mut self.w, &new, self.spmd);
             }
-            if u.finite && new.element.is_float() {
+            let must_be_finite = u.finite && new.element.is_float();
+            if must_be_finite {
                 checked.push((new.clone(), false));
             }
-            next.push(new);
+            next.push((new, must_be_finite));
         }
-        for (value, infinite) in &checked {
-            let finite_here = match infinite {
-                true => reduce::no_nan(&mut self.w, value),
-                false => reduce::all_finite(&mut self.w, value),
-            };
+        for flags in self.finite_flags(&checked) {
+            let finite_here = reduce::all(&mut self.w, &flags);
             finite = self.w.like("and", &[&finite, &finite_here]);
         }
-        let ok = self.and_no_bad_index(&finite);
+        let mut indices_ok = self.no_bad_index();
+        let mut ok = self.w.like("and", &[&finite, &indices_ok]);
         let mut reported = finite;
-        let mut ok = ok;
         if self.spmd.replicas.is_some() || self.prior_steps_ok.is_some() {
             ok = collectives::all_reduce_and(&mut self.w, &ok, count);
+            indices_ok = collectives::all_reduce_and(&mut self.w, &indices_ok, count);
         }
         if self.spmd.replicas.is_some() {
             // The towers of other processes report to them. All processes must learn of the failure of
             // any, so that they go on to run the same programs.
             reported = ok.clone();
         }
-        for flag in self.towers_ok.iter().chain(&self.prior_steps_ok) {
-            ok = self.w.like("and", &[&ok, flag]);
+        let mut fetches = Vec::new();
+        let mut scalars = Vec::new();
+        let mut tensors = Vec::new();
+        for fetched in self.read_all(&program.fetches) {
+            match fetched.element {
+                Element::Of(dtype) if fetched.sizes.is_empty() => {
+                    fetches.push(FetchPlace::Report(1 + 2 * self.bad.len() + scalars.len(), dtype));
+                    scalars.push(scalar_bits(&mut self.w, &fetched, dtype));
+                }
+                _ => {
+                    fetches.push(FetchPlace::Result(tensors.len()));
+                    tensors.push(fetched);
+                }
+            }
         }
+        let report = self.report(&reported, scalars);
+        StepResults { ok, indices_ok, next, fetches, tensors, report }
+    }
+
+    /// Returns the values of the updated variables after a step: the next ones if `take`.
+    pub(super) fn commit(&mut self, next: &[(Value, bool)], take: &Value) -> Vec<Value> {
         let mut results = Vec::new();
-        for (u, new) in program.updates.iter().zip(&next) {
-            let is_variable =
-                |(a, _): &&(Argument, Value)| matches!(a, Argument::Variable(v) if *v == u.variable);
-            let old =
-                self.arguments.iter().find(is_variable).expect("updated variables are arguments").1.clone();
-            let mut take = ok.clone();
-            if u.finite && new.element.is_float() {
+        for (u, (new, must_be_finite)) in self.program.updates.iter().zip(next) {
+            let old = self.variables.get(&u.variable).expect("updated variables are arguments").clone();
+            let mut take = take.clone();
+            if *must_be_finite {
                 // The compiler may recompute the value here, and round to infinity what the check
                 // saw as the largest float.
-                let fine = self.w.op("is_finite", &[new], "", DType::Bool, &new.sizes);
-                let ok = self.w.broadcast(&ok, &[], &new.sizes);
-                take = self.w.like("and", &[&ok, &fine]);
+                let fine = reduce::is_finite(&mut self.w, new);
+                let all = self.w.broadcast(&take, &[], &new.sizes);
+                take = self.w.like("and", &[&all, &fine]);
             }
             results.push(self.w.select(&take, new, &old));
         }
-        let updated: Vec<usize> = program.updates.iter().map(|u| u.variable).collect();
-        results.extend(self.read_all(&program.fetches));
-        results.push(self.report(&reported));
+        results
+    }
+
+    /// Returns the updated variables, in the order of the results.
+    pub(super) fn updated(&self) -> Vec<usize> {
+        self.program.updates.iter().map(|u| u.variable).collect()
+    }
+
+    /// Finishes with the next values of variables, the fetches and the report.
+    fn run(mut self) -> Module {
+        let StepResults { mut ok, next, fetches, tensors, report, .. } = self.step_results();
+        for flag in self.towers_ok.iter().chain(&self.prior_steps_ok) {
+            ok = self.w.like("and", &[&ok, flag]);
+        }
+        let mut results = self.commit(&next, &ok);
+        let at = tensors.len();
+        results.extend(tensors);
+        results.push(report);
         match &self.spmd.part {
             Part::Tower { passes } => {
                 results.extend(self.read_all(passes));
@@ -465,7 +566,40 @@ impl<'a> ModuleWriter<'a> {
             }
             _ => results.extend(self.prior_steps_ok.is_some().then_some(ok)),
         }
-        self.finish(updated, program.fetches.len(), results, Vec::new())
+        let next_draw = self.draw.clone().map(|draw| {
+            let one = self.w.integer(1, DType::I64, &[]);
+            self.w.like("add", &[&draw, &one])
+        });
+        let draws = next_draw.is_some();
+        results.extend(next_draw);
+        let updated = self.updated();
+        let module = self.finish(updated, fetches, at, results, Vec::new());
+        Module { draws, ..module }
+    }
+
+    /// Returns whether the elements of the checked values are finite, elementwise, with one tensor of
+    /// flags for up to [`CHECKS_PER_REDUCTION`] values of the same sizes. Each reduction is one or two
+    /// kernels on a GPU, and a network has hundreds of small gradients, weights and moments, but only
+    /// few different sizes.
+    fn finite_flags(&mut self, checked: &[(Value, bool)]) -> Vec<Value> {
+        let mut groups: Vec<(Value, usize)> = Vec::new();
+        for (value, infinite) in checked {
+            let flags = match infinite {
+                true => reduce::is_number(&mut self.w, value),
+                false => reduce::is_finite(&mut self.w, value),
+            };
+            let fits = |(all, count): &&mut (Value, usize)| {
+                all.sizes == flags.sizes && *count < CHECKS_PER_REDUCTION
+            };
+            match groups.iter_mut().find(fits) {
+                Some((all, count)) => {
+                    *all = self.w.like("and", &[all, &flags]);
+                    *count += 1;
+                }
+                None => groups.push((flags, 1)),
+            }
+        }
+        groups.into_iter().map(|(flags, _)| flags).collect()
     }
 
     /// Finishes with whether each result is finite, and the report.
@@ -485,13 +619,13 @@ impl<'a> ModuleWriter<'a> {
             n => self.w.op("concatenate", &all, "dimension = 0 : i64", DType::Bool, &[n]),
         };
         let yes = self.w.splat(1.0, DType::Bool, &[]);
-        let report = self.report(&yes);
-        self.finish(Vec::new(), 0, vec![flags, report], tested)
+        let report = self.report(&yes, Vec::new());
+        self.finish(Vec::new(), Vec::new(), 1, vec![flags, report], tested)
     }
 
-    /// Returns `flag`, and that all indices are in range.
-    fn and_no_bad_index(&mut self, flag: &Value) -> Value {
-        let mut ok = flag.clone();
+    /// Returns whether all indices are in range.
+    fn no_bad_index(&mut self) -> Value {
+        let mut ok = self.w.splat(1.0, DType::Bool, &[]);
         for (_, bad) in &self.bad {
             let never = self.w.integer(i64::MAX as i128, DType::I64, &[]);
             let fine = self.w.compare("EQ", &bad.position, &never);
@@ -500,19 +634,21 @@ impl<'a> ModuleWriter<'a> {
         ok
     }
 
-    fn report(&mut self, finite: &Value) -> Value {
+    fn report(&mut self, finite: &Value, scalars: Vec<Value>) -> Value {
         let finite = self.w.convert(finite, DType::I64);
         let mut report = vec![finite];
         report.extend(self.bad.iter().flat_map(|(_, bad)| [bad.position.clone(), bad.index.clone()]));
+        report.extend(scalars);
         let report: Vec<Value> = report.iter().map(|n| self.w.reshape(n, &[1])).collect();
         let all: Vec<&Value> = report.iter().collect();
         self.w.op("concatenate", &all, "dimension = 0 : i64", DType::I64, &[all.len()])
     }
 
-    fn finish(
+    pub(super) fn finish(
         mut self,
         updated: Vec<usize>,
-        fetches: usize,
+        fetches: Vec<FetchPlace>,
+        report: usize,
         results: Vec<Value>,
         tested: Vec<Origin>,
     ) -> Module {
@@ -520,8 +656,10 @@ impl<'a> ModuleWriter<'a> {
         let mut text = String::from("module @tensorpack {\n  func.func public @main(");
         for (i, (argument, value)) in self.arguments.iter().enumerate() {
             let alias = match argument {
-                // The next value takes over its memory.
+                // The next value takes over its memory, so that its address stays the same: if one
+                // changes, XLA updates the CUDA graphs that it has recorded.
                 Argument::Variable(v) => updated.iter().position(|u| u == v),
+                Argument::PriorStepsOk => Some(updated.len() + report + 1),
                 _ => None,
             };
             let alias = alias.map_or(String::new(), |at| format!(" {{tf.aliasing_output = {at} : i32}}"));
@@ -535,8 +673,37 @@ impl<'a> ModuleWriter<'a> {
             arguments: self.arguments.into_iter().map(|(a, _)| a).collect(),
             updated,
             fetches,
+            report,
+            draws: false,
             gathers: self.bad.into_iter().map(|(checked, _)| checked).collect(),
             tested,
         }
+    }
+}
+
+/// Returns the bits of a scalar as an i64; [`scalar_from_bits`] reads them.
+fn scalar_bits(w: &mut Writer, x: &Value, dtype: DType) -> Value {
+    match dtype {
+        DType::F64 => w.op("bitcast_convert", &[x], "", DType::I64, &[]),
+        DType::F32 | DType::Bf16 => {
+            // Every bf16 is an f32.
+            let wide = w.widened(x);
+            let bits = w.op("bitcast_convert", &[&wide], "", DType::I32, &[]);
+            w.convert(&bits, DType::I64)
+        }
+        _ => w.convert(x, DType::I64),
+    }
+}
+
+/// Returns the scalar whose bits a module has stored in its report.
+pub(super) fn scalar_from_bits(bits: i64, dtype: DType) -> HostTensor {
+    match dtype {
+        DType::F64 => HostTensor::scalar(f64::from_bits(bits as u64)),
+        DType::F32 => HostTensor::scalar(f32::from_bits(bits as u32)),
+        DType::Bf16 => HostTensor::scalar(bf16::from_f32(f32::from_bits(bits as u32))),
+        DType::I32 => HostTensor::scalar(bits as i32),
+        DType::I64 => HostTensor::scalar(bits),
+        DType::U8 => HostTensor::scalar(bits as u8),
+        DType::Bool => HostTensor::scalar(bits != 0),
     }
 }

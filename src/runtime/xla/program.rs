@@ -3,8 +3,9 @@
 
 use super::executor::XlaExecutor;
 use super::fork::{Access, ForkState};
-use super::launch::{Launch, PartArguments};
-use super::module::Purpose;
+use super::host_times::{HostPart, HostTimes};
+use super::launch::{Launch, LaunchInputs, PartArguments};
+use super::module::{FetchPlace, Purpose, scalar_from_bits};
 use super::split_program::{SplitProgram, split_at_sums, split_at_variables};
 use super::spmd::{SpmdProgram, merge_towers};
 use super::staging::StagedFeeds;
@@ -12,12 +13,12 @@ use super::target::Target;
 use super::variables::Variables;
 use crate::kir::{BufferKind, Kernel, KernelNode, Program};
 use crate::runtime::Lowered;
-use crate::runtime::executor::{Executable, Feed, Outcome, Pending, RunInfo, check_feeds};
+use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, Pending, RunInfo, check_feeds};
 use crate::runtime::shard_updates::uses_shards;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_pjrt as pjrt;
-use tensorpack_tensor::{DType, HostTensor, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// A compiled program.
 pub(super) struct XlaProgram {
@@ -63,13 +64,25 @@ struct FetchSource {
 }
 
 /// A launched run, with the downloads of its reports and fetches.
-struct PendingRun {
-    launches: Arc<Vec<Launch>>,
-    target: Target,
-    variables: Arc<Mutex<Variables>>,
+pub(super) struct PendingRun {
+    pub(super) launches: Arc<Vec<Launch>>,
+    pub(super) target: Target,
+    pub(super) variables: Arc<Mutex<Variables>>,
     /// The report of each tower of each launch.
-    reports: Vec<Vec<pjrt::Download>>,
-    fetches: Vec<pjrt::Download>,
+    pub(super) reports: Vec<Vec<pjrt::Download>>,
+    pub(super) fetches: Vec<PendingFetch>,
+}
+
+/// A fetch of a launched run.
+pub(super) enum PendingFetch {
+    Download(pjrt::Download),
+    /// A scalar of this dtype in the report of a tower of a launch, at this index.
+    Report {
+        launch: usize,
+        tower: usize,
+        index: usize,
+        dtype: DType,
+    },
 }
 
 pub(super) fn lock(variables: &Mutex<Variables>) -> MutexGuard<'_, Variables> {
@@ -97,7 +110,7 @@ impl XlaProgram {
                     // A search is each process's own, because only some may have found a value that is
                     // not finite.
                     Some(replicas)
-                        if purpose == Purpose::Run
+                        if purpose != Purpose::FindNonFinite
                             && !lowered.programs().iter().all(is_same_on_all_processes) =>
                     {
                         spmd.on_all_processes(replicas)
@@ -158,6 +171,11 @@ impl XlaProgram {
             // A search tests the results of the towers first. A module that searches passes nothing on,
             // so the towers run once more for the joint one.
             Purpose::FindNonFinite => launches(purpose)?,
+            Purpose::RunSteps(_) => {
+                let why =
+                    "a launch of several steps needs towers that compute the same on batches of equal sizes";
+                return Err(Error::new(ErrorKind::Unsupported, why).note("set steps_per_launch to 1"));
+            }
         };
         let first = all.len();
         all.extend(launches(Purpose::Run)?);
@@ -184,36 +202,39 @@ impl XlaProgram {
 
     /// Starts all launches. Returns the outputs of each tower of each launch.
     pub(super) fn launch(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
-        let mut started = self.launch_towers(run, feeds)?;
-        self.launch_joint(run, feeds, &mut started)?;
+        self.launch_with(&LaunchInputs::one_step(run, &[feeds]))
+    }
+
+    /// Starts all launches, with the feeds of one or several steps.
+    pub(super) fn launch_with(&self, inputs: &LaunchInputs<'_>) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
+        let mut started = self.launch_towers(inputs)?;
+        self.launch_joint(inputs, &mut started)?;
         Ok(started)
     }
 
     /// Starts all launches except a joint one.
-    fn launch_towers(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
-        check_feeds(&self.feeds, feeds)?;
+    fn launch_towers(&self, inputs: &LaunchInputs<'_>) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
+        inputs.feeds.iter().try_for_each(|feeds| check_feeds(&self.feeds, feeds))?;
         let count = self.launches.len() - usize::from(self.joint.is_some());
         let snapshot = self.fork.as_ref().map(|fork| fork.snapshot()).unwrap_or_default();
         let part = PartArguments { snapshot, ..PartArguments::default() };
         let mut variables = lock(&self.variables);
-        let start =
-            |launch: &Launch| launch.start(run, feeds, &part, &mut variables, &self.staged, &self.target);
+        let start = |launch: &Launch| launch.start(inputs, &part, &mut variables, &self.staged, &self.target);
         let started = self.launches[..count].iter().map(start).collect();
-        self.staged.release(feeds);
+        inputs.feeds.iter().for_each(|feeds| self.staged.release(feeds));
         started
     }
 
     /// Starts the joint launch of a run that is split, with the outputs of its towers.
     fn launch_joint(
         &self,
-        run: &RunInfo,
-        feeds: &[Feed<'_>],
+        inputs: &LaunchInputs<'_>,
         started: &mut Vec<Vec<Vec<pjrt::Buffer>>>,
     ) -> Result<()> {
-        let (Some(inputs), Some(launch)) = (&self.joint, self.launches.last()) else { return Ok(()) };
-        let part = inputs.collect(started, &self.launches, launch.device_count(), &self.target)?;
+        let (Some(joint), Some(launch)) = (&self.joint, self.launches.last()) else { return Ok(()) };
+        let part = joint.collect(started, &self.launches, launch.device_count(), &self.target)?;
         let mut variables = lock(&self.variables);
-        started.push(launch.start(run, feeds, &part, &mut variables, &self.staged, &self.target)?);
+        started.push(launch.start(inputs, &part, &mut variables, &self.staged, &self.target)?);
         Ok(())
     }
 
@@ -233,11 +254,11 @@ impl XlaProgram {
             variables.version
         };
         fork.at.set(None);
-        let outputs = self.launch_towers(run, feeds)?;
+        let outputs = self.launch_towers(&LaunchInputs::one_step(run, &[feeds]))?;
         // Wait here, so that the turn is short.
         for (launch, outputs) in self.launches.iter().zip(&outputs) {
-            let report = self.target.wait(outputs[0][launch.module.fetches].start_download()?);
-            if !launch.check_report(&report.map_err(|e| launch.explain(e))?)? {
+            let report = self.target.wait(outputs[0][launch.module.report].start_download()?);
+            if !launch.check_report(report.map_err(|e| launch.explain(e))?.as_slice()?)? {
                 return Ok(None);
             }
         }
@@ -256,8 +277,8 @@ impl XlaProgram {
     ) -> Result<Outcome> {
         let RunApart { version, outputs: mut started } = apart;
         let _turn = self.access.turn()?;
-        self.launch_joint(run, feeds, &mut started)?;
-        let outcome = Box::new(self.pending(&started)?).collect(outputs)?;
+        self.launch_joint(&LaunchInputs::one_step(run, &[feeds]), &mut started)?;
+        let outcome = Box::new(self.download(&started)?).collect(outputs)?;
         fork.at.set(None);
         if outcome == Outcome::NotFinite {
             return Ok(outcome);
@@ -273,27 +294,29 @@ impl XlaProgram {
         self.launches.iter().any(|launch| !launch.module.updated.is_empty())
     }
 
-    /// Starts a run and the downloads of its results.
-    fn begin(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<PendingRun> {
-        self.pending(&self.launch(run, feeds)?)
-    }
-
-    /// Starts the downloads of the results of a run.
-    fn pending(&self, outputs: &[Vec<Vec<pjrt::Buffer>>]) -> Result<PendingRun> {
+    /// Starts the downloads of the results of a launch.
+    pub(super) fn download(&self, outputs: &[Vec<Vec<pjrt::Buffer>>]) -> Result<PendingRun> {
+        let mut timer = HostTimes::timer(&self.launches[0].times);
         let report = |(launch, towers): (&Launch, &Vec<Vec<pjrt::Buffer>>)| {
-            towers
-                .iter()
-                .map(|outputs| outputs[launch.module.fetches].start_download())
-                .collect::<Result<_>>()
+            towers.iter().map(|outputs| outputs[launch.module.report].start_download()).collect::<Result<_>>()
         };
-        let fetch = |p: &FetchSource| outputs[p.launch][p.tower][p.index].start_download();
-        Ok(PendingRun {
+        let fetch = |&FetchSource { launch, tower, index }: &FetchSource| {
+            Ok(match self.launches[launch].module.fetches[index] {
+                FetchPlace::Result(at) => {
+                    PendingFetch::Download(outputs[launch][tower][at].start_download()?)
+                }
+                FetchPlace::Report(index, dtype) => PendingFetch::Report { launch, tower, index, dtype },
+            })
+        };
+        let pending = PendingRun {
             reports: self.launches.iter().zip(outputs).map(report).collect::<Result<_>>()?,
             fetches: self.fetches.iter().map(fetch).collect::<Result<_>>()?,
             launches: self.launches.clone(),
             target: self.target.clone(),
             variables: self.variables.clone(),
-        })
+        };
+        timer.end(HostPart::Downloads);
+        Ok(pending)
     }
 }
 
@@ -309,7 +332,7 @@ impl JointInputs {
     ) -> Result<PartArguments> {
         // The fetches and the report remain.
         let mut take = |at: usize| {
-            let own = started[at][0].split_off(launches[at].module.fetches + 1);
+            let own = started[at][0].split_off(launches[at].module.report + 1);
             own.into_iter().map(Arc::new).collect::<Vec<_>>()
         };
         let of_towers: Vec<Vec<Arc<pjrt::Buffer>>> = self.towers.clone().map(&mut take).collect();
@@ -330,31 +353,46 @@ impl JointInputs {
 }
 
 impl PendingRun {
-    /// Waits for the reports of all towers. Returns whether all checked values were finite.
-    fn wait_for_reports(&mut self) -> Result<bool> {
+    /// Waits for the reports of all towers of all launches. Returns them, if all checked values were
+    /// finite.
+    fn wait_for_reports(&mut self) -> Result<Option<Vec<Vec<HostTensor>>>> {
         let mut finite = true;
+        let mut all = Vec::with_capacity(self.launches.len());
         for (launch, reports) in self.launches.iter().zip(self.reports.drain(..)) {
+            let mut of_launch = Vec::with_capacity(reports.len());
             for report in reports {
                 let report = self.target.wait(report).map_err(|e| launch.explain(e))?;
-                finite &= launch.check_report(&report)?;
+                finite &= launch.check_report(report.as_slice()?)?;
+                of_launch.push(report);
             }
+            all.push(of_launch);
         }
-        Ok(finite)
+        Ok(finite.then_some(all))
     }
 }
 
 impl Pending for PendingRun {
     fn collect(mut self: Box<Self>, outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
-        let finite = self.wait_for_reports();
-        if !matches!(finite, Ok(true)) {
-            let reset = lock(&self.variables).reset_ok(&self.target);
-            finite?;
-            return reset.map(|()| Outcome::NotFinite);
-        }
+        let launches = self.launches.clone();
+        let mut timer = HostTimes::timer(&launches[0].times);
+        let reports = match self.wait_for_reports() {
+            Ok(Some(reports)) => reports,
+            failed => {
+                let reset = lock(&self.variables).reset_ok(&self.target);
+                failed?;
+                return reset.map(|()| Outcome::NotFinite);
+            }
+        };
         outputs.clear();
         for fetch in self.fetches {
-            outputs.push(self.target.wait(fetch)?);
+            outputs.push(match fetch {
+                PendingFetch::Download(download) => self.target.wait(download)?,
+                PendingFetch::Report { launch, tower, index, dtype } => {
+                    scalar_from_bits(reports[launch][tower].as_slice::<i64>()?[index], dtype)
+                }
+            });
         }
+        timer.end(HostPart::Wait);
         Ok(Outcome::Committed { staleness: 0 })
     }
 }
@@ -386,7 +424,7 @@ impl Executable for XlaProgram {
             };
         }
         let turn = self.access.turn()?;
-        let outcome = Box::new(self.begin(run, feeds)?).collect(outputs)?;
+        let outcome = Box::new(self.download(&self.launch(run, feeds)?)?).collect(outputs)?;
         if turn.is_some() && outcome != Outcome::NotFinite && self.changes_variables() {
             lock(&self.variables).version += 1;
         }
@@ -394,7 +432,7 @@ impl Executable for XlaProgram {
     }
 
     fn start(&mut self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Box<dyn Pending>> {
-        Ok(Box::new(self.begin(run, feeds)?))
+        Ok(Box::new(self.download(&self.launch(run, feeds)?)?))
     }
 
     /// Feeds are checked on the device: on the host this would take as long as a GPU needs for the
@@ -405,5 +443,9 @@ impl Executable for XlaProgram {
 
     fn plan_text(&self) -> String {
         self.launches.iter().map(Launch::plan_text).collect()
+    }
+
+    fn profile(&self) -> Vec<KernelTime> {
+        HostTimes::report(&self.launches[0].times)
     }
 }

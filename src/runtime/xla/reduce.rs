@@ -126,17 +126,22 @@ fn of_empty(w: &mut Writer, kind: ReduceKind, x: &Value, dims: &[usize], dtype: 
 
 /// Returns one boolean: whether all of these floats are finite.
 pub(super) fn all_finite(w: &mut Writer, x: &Value) -> Value {
-    let finite = w.op("is_finite", &[x], "", DType::Bool, &x.sizes);
+    let finite = is_finite(w, x);
     all(w, &finite)
 }
 
-/// Returns one boolean: whether none of these floats is NaN.
-pub(super) fn no_nan(w: &mut Writer, x: &Value) -> Value {
-    let equal = w.compare("EQ", x, x);
-    all(w, &equal)
+/// Returns whether each of these floats is finite.
+pub(super) fn is_finite(w: &mut Writer, x: &Value) -> Value {
+    w.op("is_finite", &[x], "", DType::Bool, &x.sizes)
 }
 
-fn all(w: &mut Writer, x: &Value) -> Value {
+/// Returns whether each of these floats is a number, possibly infinite.
+pub(super) fn is_number(w: &mut Writer, x: &Value) -> Value {
+    w.compare("EQ", x, x)
+}
+
+/// Returns one boolean: whether all of these are true.
+pub(super) fn all(w: &mut Writer, x: &Value) -> Value {
     let yes = w.tensor(&HostTensor::scalar(true));
     let dims: Vec<usize> = (0..x.sizes.len()).collect();
     w.reduce("and", x, &yes, &dims)

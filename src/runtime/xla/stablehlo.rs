@@ -106,6 +106,9 @@ pub(super) enum Materialize {
     Branch(Value),
 }
 
+/// What was printed before a region.
+pub(super) struct Outer(String);
+
 /// Prints the body of a function.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
@@ -198,15 +201,26 @@ impl Writer {
         arguments: &[Element],
         body: impl FnOnce(&mut Writer, &[Value]) -> Vec<Value>,
     ) -> String {
-        let outer = std::mem::take(&mut self.text);
+        let outer = self.begin_region();
         let arguments: Vec<Value> = arguments.iter().map(|&e| self.argument(e, &[])).collect();
         let results = body(self, &arguments);
-        let body = std::mem::replace(&mut self.text, outer);
+        self.end_region(outer, &arguments, &results)
+    }
+
+    /// Begins a region: what is printed until [`end_region`](Writer::end_region) belongs to it.
+    /// Returns what was printed before.
+    pub(super) fn begin_region(&mut self) -> Outer {
+        Outer(std::mem::take(&mut self.text))
+    }
+
+    /// Ends a region with these arguments and results. Returns its text.
+    pub(super) fn end_region(&mut self, outer: Outer, arguments: &[Value], results: &[Value]) -> String {
+        let body = std::mem::replace(&mut self.text, outer.0);
         let heads = join(arguments.iter().map(|a| format!("{a}: {}", a.ty())));
         // Without arguments the entry block has no label.
         let label = if arguments.is_empty() { String::new() } else { format!("    ^bb0({heads}):\n") };
         let types = join(results.iter().map(Value::ty));
-        format!("{{\n{label}{body}    \"stablehlo.return\"({}) : ({types}) -> ()\n    }}", join(&results))
+        format!("{{\n{label}{body}    \"stablehlo.return\"({}) : ({types}) -> ()\n    }}", join(results))
     }
 
     /// Returns `x` so that it is computed once for all readers, in a way that compilers keep.

@@ -24,6 +24,8 @@ pub(in crate::runtime) struct XlaOptions {
     pub(in crate::runtime) deterministic: bool,
     /// The size limit in bytes of the compile cache; `None` means the default, 0 means no cache.
     pub(in crate::runtime) compile_cache_bytes: Option<u64>,
+    /// Whether to measure what the host spends on launches.
+    pub(in crate::runtime) profile: bool,
 }
 
 /// Devices of one client.
@@ -106,6 +108,12 @@ impl Target {
         }
         let value = download.wait_checking(self.options.deadline, || self.check_aborted());
         value.map_err(|e| self.explain(e))
+    }
+
+    /// Returns this target with the deadline of a launch of several steps: one for each.
+    pub(super) fn with_deadline_of(&self, steps: usize) -> Target {
+        let deadline = self.options.deadline.saturating_mul(steps.try_into().unwrap_or(u32::MAX));
+        Target { options: XlaOptions { deadline, ..self.options }, ..self.clone() }
     }
 
     /// Returns an error if another process has failed, and what waits for it has had time to end.

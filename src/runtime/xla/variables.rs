@@ -180,7 +180,11 @@ impl Variables {
         }
         for (copy, next) in self.copies.iter_mut().zip(next) {
             for (&v, value) in updated.iter().zip(next) {
-                copy[v] = Arc::new(value);
+                match Arc::get_mut(&mut copy[v]) {
+                    Some(buffer) => *buffer = value,
+                    // The current value is saved.
+                    None => copy[v] = Arc::new(value),
+                }
             }
         }
         Ok(())

@@ -242,6 +242,7 @@ mod tests {
             full_precision: true,
             deterministic: true,
             compile_cache_bytes: Some(0),
+            profile: false,
         };
         let (interrupt, turns) =
             (crate::runtime::Interrupt::new(), crate::runtime::Turns::new(options.deadline));
