@@ -181,7 +181,7 @@ impl XlaProgram {
     fn launch_towers(&self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
         check_feeds(&self.feeds, feeds)?;
         let count = self.launches.len() - usize::from(self.joint.is_some());
-        let snapshot = self.fork.as_ref().map(|fork| fork.snapshot()).unwrap_or_default();
+        let snapshot = self.fork.as_ref().map(|fork| fork.snapshot());
         let part = PartArguments { snapshot, ..PartArguments::default() };
         let mut variables = lock(&self.variables);
         let start =
