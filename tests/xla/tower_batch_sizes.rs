@@ -229,7 +229,11 @@ fn sums_of_unlike_towers_have_the_bits_of_the_cpu_engine() {
             let t = TowerContext::new(&graph, Mode::Training, tower, TOWERS);
             let x = graph.placeholder(&TensorSpec::f32(format!("x{tower}"), [None]));
             t.build(|t| {
-                let sum = t.all_reduce_sum("sum", &x.slice_axis(0, 0, Some(100)));
+                // Sums that every tower can compute by itself, the second from the first.
+                let own = graph.constant(HostTensor::scalar(1.0 + tower as f32));
+                let all = t.all_reduce_sum("all", &own);
+                let scale = t.all_reduce_sum("scale", &(all * own));
+                let sum = t.all_reduce_sum("sum", &(x.slice_axis(0, 0, Some(100)) * scale));
                 fetched.extend([&sum - x.slice_axis(0, 0, Some(100)), sum, x.square()]);
             });
         }

@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use tensorpack_pjrt::{Client, CompileOptions, Executable, plugin_folder};
@@ -94,13 +95,16 @@ impl Key {
 }
 
 /// Returns the lines that describe the first processor of this machine, if the system tells.
-fn processor() -> Vec<String> {
+fn processor() -> &'static [String] {
     const FIELDS: [&str; 8] =
         ["vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features"];
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let first = text.lines().take_while(|line| !line.trim().is_empty());
-    let told = first.filter(|line| line.split(':').next().is_some_and(|name| FIELDS.contains(&name.trim())));
-    told.map(str::to_string).collect()
+    static LINES: OnceLock<Vec<String>> = OnceLock::new();
+    LINES.get_or_init(|| {
+        let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let first = text.lines().take_while(|line| !line.trim().is_empty());
+        let is_told = |line: &&str| line.split(':').next().is_some_and(|name| FIELDS.contains(&name.trim()));
+        first.filter(is_told).map(str::to_string).collect()
+    })
 }
 
 impl CompileCache {

@@ -2,6 +2,7 @@
 
 use super::argument_cache::ArgumentCache;
 use super::compile::compile;
+use super::fork::Snapshot;
 use super::host_times::{HostPart, HostTimes};
 use super::module::{Argument, Module, Purpose, module};
 use super::spmd::{PerTower, SpmdProgram};
@@ -11,7 +12,6 @@ use super::variables::Variables;
 use crate::kir::GatherKind;
 use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::value_errors;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_pjrt as pjrt;
@@ -43,8 +43,8 @@ pub(super) struct PartArguments {
     pub(super) passed: Vec<Vec<Arc<pjrt::Buffer>>>,
     /// Whether each tower's part succeeded.
     pub(super) towers_ok: Vec<Vec<Arc<pjrt::Buffer>>>,
-    /// The variables, by index, that the part of a fork reads.
-    pub(super) snapshot: Arc<HashMap<usize, Arc<pjrt::Buffer>>>,
+    /// The variables that the part of a fork reads.
+    pub(super) snapshot: Option<Arc<Snapshot>>,
 }
 
 /// A program that can be launched.
@@ -129,7 +129,7 @@ impl Launch {
                     Argument::Constant(_) => constants.next().expect(exists),
                     Argument::Passed(i) => &part.passed[t][*i],
                     Argument::TowerOk(tower) => &part.towers_ok[t][*tower],
-                    Argument::Snapshot(v) => &part.snapshot[v],
+                    Argument::Snapshot(v) => &part.snapshot.as_ref().expect(exists)[v],
                     _ => &**uploaded.next().expect(exists),
                 };
                 self.module.arguments.iter().map(argument).collect()

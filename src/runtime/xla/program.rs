@@ -216,7 +216,7 @@ impl XlaProgram {
     fn launch_towers(&self, inputs: &LaunchInputs<'_>) -> Result<Vec<Vec<Vec<pjrt::Buffer>>>> {
         inputs.feeds.iter().try_for_each(|feeds| check_feeds(&self.feeds, feeds))?;
         let count = self.launches.len() - usize::from(self.joint.is_some());
-        let snapshot = self.fork.as_ref().map(|fork| fork.snapshot()).unwrap_or_default();
+        let snapshot = self.fork.as_ref().map(|fork| fork.snapshot());
         let part = PartArguments { snapshot, ..PartArguments::default() };
         let mut variables = lock(&self.variables);
         let start = |launch: &Launch| launch.start(inputs, &part, &mut variables, &self.staged, &self.target);
