@@ -179,7 +179,7 @@ impl ProcessGroup {
     }
 
     /// Runs a job on the communication thread and waits for its result.
-    fn run<R: Send + 'static>(
+    pub(super) fn run<R: Send + 'static>(
         self: &Arc<ProcessGroup>,
         timeout: Duration,
         job: impl FnOnce(&World, Waiting<'_>) -> Result<R> + Send + 'static,

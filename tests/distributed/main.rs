@@ -26,7 +26,6 @@ mod launch;
 mod bits;
 mod differences;
 mod faults;
-mod wire;
 mod network;
 mod not_finite;
 mod restarts;

@@ -1,5 +1,5 @@
 //! For tensorpack's own tests: loads plugins, reports skipped tests, sets the number of cases,
-//! checks messages and measures memory.
+//! checks messages, measures memory, and runs hosts with a slow network on this machine.
 //!
 //! libtest cannot skip a test at run time, so a test that finds no plugin or tool passes. It calls
 //! [`skip`] before it returns. That writes the test's name and the reason to standard error and to
@@ -7,12 +7,16 @@
 //! variable of the [`Requirement`] is set, as in CI, the test fails instead.
 
 mod cases;
+#[cfg(target_os = "linux")]
+mod hosts;
 mod mentions;
 mod peak_allocator;
 mod plugin;
 mod skip;
 
 pub use cases::test_cases;
+#[cfg(target_os = "linux")]
+pub use hosts::{Hosts, Link};
 pub use mentions::assert_mentions;
 pub use peak_allocator::PeakAllocator;
 pub use plugin::plugin_for_tests;
