@@ -1,6 +1,5 @@
 //! Predicts the time of a training step on p ranks; `docs/scaling.md` explains the model.
 
-use std::time::Duration;
 use tensorpack::distributed::Network;
 
 /// Up to this many bytes, MPICH gathers in log2(p) rounds if p is a power of two. Beyond, or if it
@@ -49,7 +48,7 @@ impl From<Network> for Link {
 }
 
 /// How a bucket is summed, which decides how often its latency counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Algorithm {
     /// Ours over MPI: an exchange of all with all, and a gather.
     Exchange,
@@ -119,7 +118,9 @@ fn gather_rounds(ranks: usize, bytes: f64) -> f64 {
 /// agree with a sum in their last collective.
 fn agreement_cost(topology: &Topology, ranks: usize) -> f64 {
     match topology.algorithm {
-        Algorithm::Exchange if ranks > 1 => f64::from(ranks.next_power_of_two().ilog2()) * topology.network.latency,
+        Algorithm::Exchange if ranks > 1 => {
+            f64::from(ranks.next_power_of_two().ilog2()) * topology.network.latency
+        }
         _ => 0.0,
     }
 }
@@ -128,11 +129,6 @@ fn agreement_cost(topology: &Topology, ranks: usize) -> f64 {
 /// of the largest of normally distributed times.
 fn straggler(deviation: f64, ranks: usize) -> f64 {
     deviation * (2.0 * (ranks.max(1) as f64).ln()).sqrt()
-}
-
-/// Returns milliseconds.
-pub(crate) fn ms(seconds: f64) -> f64 {
-    Duration::from_secs_f64(seconds).as_secs_f64() * 1e3
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::callback::{Callbacks, TrainCx, TrainState};
 use crate::graph::Fetch;
 use crate::input::InputSource;
 use std::time::{Duration, Instant};
-use tensorpack_tensor::{ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// How training ended, if not by an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,9 +91,7 @@ impl MainLoop<'_> {
         let plain_runs = self.state.session.plain_runs()?;
         self.set_activity("callbacks before training");
         match self.callbacks.before_train(&mut TrainCx { state: self.state }) {
-            Err(e) if e.kind() == ErrorKind::Interrupted && start.is_some() => {
-                return self.end_by_signal(start);
-            }
+            Err(e) if self.ends_here(&e, start.as_ref()) => return self.end_by_signal(start),
             done => done?,
         }
         if self.state.resumed {
@@ -122,6 +120,12 @@ impl MainLoop<'_> {
         let progress = &self.state.progress;
         log::info!("training finished after epoch {}, step {}", progress.epoch_num, progress.global_step);
         Ok(Ended::Finished)
+    }
+
+    /// Returns whether a signal ends training by this error of a callback before the first step: if
+    /// there is a state to save, or if other processes end by it, which have no signal of their own.
+    fn ends_here(&self, e: &Error, start: Option<&HostState>) -> bool {
+        e.kind() == ErrorKind::Interrupted && (start.is_some() || self.ranks.is_some())
     }
 
     /// The state of a run that starts, for a signal before its first step; `None` if it resumes, since the last
@@ -153,9 +157,7 @@ impl MainLoop<'_> {
             );
             self.set_activity("callbacks before an epoch");
             match self.callbacks.before_epoch(&mut TrainCx { state: self.state }) {
-                Err(e) if e.kind() == ErrorKind::Interrupted && start.is_some() => {
-                    return self.end_by_signal(start).map(Some);
-                }
+                Err(e) if self.ends_here(&e, start.as_ref()) => return self.end_by_signal(start).map(Some),
                 done => done?,
             }
             self.state.resumed = false;

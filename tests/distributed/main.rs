@@ -26,6 +26,7 @@ mod launch;
 mod bits;
 mod differences;
 mod faults;
+mod full_disk;
 mod network;
 mod not_finite;
 mod restarts;

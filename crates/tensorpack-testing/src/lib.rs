@@ -7,17 +7,20 @@
 //! variable of the [`Requirement`] is set, as in CI, the test fails instead.
 
 mod cases;
-#[cfg(target_os = "linux")]
+#[cfg_attr(not(target_os = "linux"), path = "no_hosts.rs")]
 mod hosts;
 mod mentions;
 mod peak_allocator;
 mod plugin;
 mod skip;
+#[cfg(target_os = "linux")]
+mod small_disk;
 
 pub use cases::test_cases;
-#[cfg(target_os = "linux")]
 pub use hosts::{Hosts, Link};
 pub use mentions::assert_mentions;
 pub use peak_allocator::PeakAllocator;
 pub use plugin::plugin_for_tests;
 pub use skip::{Requirement, opted_in, skip};
+#[cfg(target_os = "linux")]
+pub use small_disk::SmallDisk;

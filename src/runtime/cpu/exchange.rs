@@ -28,6 +28,8 @@ struct Found {
     dtype: DType,
     len: usize,
     deferred: bool,
+    /// The dtype in which it is sent.
+    wire: DType,
 }
 
 /// Where the start and the done of an all-reduce are among the kernels of a tower: each before the
@@ -61,9 +63,11 @@ struct Member {
 
 fn find(kernels: &[KernelNode], overlap: bool) -> Vec<(usize, Found)> {
     let found = kernels.iter().enumerate().filter_map(|(i, node)| match &node.kernel {
-        Kernel::AllReduce { key, input, deferred } => {
-            let (key, deferred) = (key.clone(), *deferred && overlap);
-            Some((i, Found { key, dtype: input.dtype, len: input.len(), deferred }))
+        Kernel::AllReduce { key, input, deferred, wire } => {
+            let (key, dtype, deferred) = (key.clone(), input.dtype, *deferred && overlap);
+            // Only f32 is shortened.
+            let wire = wire.filter(|_| dtype == DType::F32).unwrap_or(dtype);
+            Some((i, Found { key, dtype, len: input.len(), deferred, wire }))
         }
         _ => None,
     });
@@ -106,14 +110,15 @@ fn split(compilation: &Compilation, overlap: bool) -> Vec<Split> {
 
 /// Assigns all-reduces to buckets: the index of each one's bucket.
 fn buckets(found: &[Found]) -> Vec<usize> {
-    let bytes = |f: &Found| f.len * f.dtype.size();
+    let bytes = |f: &Found| f.len * f.wire.size();
     let total: usize = found.iter().filter(|f| f.deferred).map(bytes).sum();
     let limit = (total / 8).clamp(MIN_BUCKET, MAX_BUCKET);
     let (mut assigned, mut bucket, mut size) = (Vec::new(), 0, 0);
     for (i, f) in found.iter().enumerate() {
         let joins = i > 0 && {
             let before = &found[i - 1];
-            before.deferred && f.deferred && before.dtype == f.dtype && size + bytes(f) <= limit
+            let alike = (before.dtype, before.wire) == (f.dtype, f.wire);
+            before.deferred && f.deferred && alike && size + bytes(f) <= limit
         };
         if i > 0 && !joins {
             bucket += 1;
@@ -152,7 +157,8 @@ impl Exchange {
                 1 => format!("waiting for the sum of {}", of_bucket[0].key),
                 n => format!("waiting for the sums of {} and {} more", of_bucket[0].key, n - 1),
             };
-            let shared = Arc::new(Bucket::new(name, of_bucket[0].dtype, elements, group, towers.len()));
+            let (dtype, wire) = (of_bucket[0].dtype, of_bucket[0].wire);
+            let shared = Arc::new(Bucket::new(name, dtype, wire, elements, group, towers.len()));
             let mut first = 0;
             for (i, f) in of_bucket.iter().enumerate() {
                 let last = i + 1 == of_bucket.len();

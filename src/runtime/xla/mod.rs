@@ -18,6 +18,7 @@ mod gather;
 mod key_value_store;
 mod launch;
 mod module;
+mod nccl_flags;
 mod peer_watch;
 mod platform;
 mod pool;
