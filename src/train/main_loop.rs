@@ -128,10 +128,15 @@ impl MainLoop<'_> {
         e.kind() == ErrorKind::Interrupted && (start.is_some() || self.ranks.is_some())
     }
 
+    /// Returns whether this process takes part when a checkpoint is saved.
+    fn saves(&self) -> bool {
+        self.state.store.is_some() || self.ranks.is_some()
+    }
+
     /// The state of a run that starts, for a signal before its first step; `None` if it resumes, since the last
     /// checkpoint has it, or if nothing is saved.
     fn capture_start(&mut self) -> Result<Option<HostState>> {
-        if self.state.resumed || self.state.store.is_none() {
+        if self.state.resumed || !self.saves() {
             return Ok(None);
         }
         self.state.session.begin_undo_log()?;
@@ -260,7 +265,7 @@ impl MainLoop<'_> {
     /// For that the host state is copied first, and each variable just before the boundary first changes it.
     fn boundary(&mut self, begun: Instant, times: Times) -> Result<Option<Ended>> {
         self.collect()?;
-        let saves = self.state.store.is_some();
+        let saves = self.saves();
         let before = match saves {
             true => Some(HostState::capture(self.state, self.callbacks, self.input.as_deref())?),
             false => None,

@@ -37,12 +37,16 @@ fn any_division_gives_the_same_bits(net: Net) {
 #[test]
 fn gradients_sent_as_bf16_give_nearly_the_same_variables() {
     let _turn = one_at_a_time();
-    let exact = undisturbed(&task(Net::Convnet, 4).1, 4);
-    let exact = exact.values("logits/W");
+    // Few steps: differences grow with every one.
+    let task = |towers| {
+        let (dir, task) = task(Net::Resnet, towers);
+        (dir, Task { epochs: 1, steps_per_epoch: 5, ..task })
+    };
+    let exact = undisturbed(&task(4).1, 4).values("logits/W");
     for (ranks, towers) in [(2, 2), (4, 1)] {
         for installation in Installation::sample(&format!("bf16 {ranks} x {towers}")) {
             let run = || {
-                let (_dir, task) = task(Net::Convnet, towers);
+                let (_dir, task) = task(towers);
                 installation.finish(ranks, &Task { bf16: true, ..task.clone() });
                 Outcome::read(&task)
             };
@@ -53,7 +57,7 @@ fn gradients_sent_as_bf16_give_nearly_the_same_variables() {
                 first.values("logits/W").iter().zip(&exact).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
             let relative = (difference / exact.iter().map(|x| x.powi(2)).sum::<f32>()).sqrt();
             println!("{what}: relative difference {relative}");
-            assert!(relative > 0.0 && relative < 0.05, "{what}: {relative}");
+            assert!(relative > 0.0 && relative < 0.01, "{what}: {relative}");
         }
     }
 }

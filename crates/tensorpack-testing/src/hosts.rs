@@ -222,11 +222,13 @@ fn destination(packet: &[u8], hosts: usize) -> Option<usize> {
     (is_ipv4 && packet[16..19] == NETWORK && host < hosts).then_some(host)
 }
 
-/// A packet on its way; the order is that of arrival.
+/// A packet on its way; the order is that of `due`.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Packet {
+    /// When it has left its host, or when it arrives.
     due: Instant,
     number: u64,
+    has_left: bool,
     to: usize,
     bytes: Vec<u8>,
 }
@@ -241,9 +243,17 @@ fn relay(host: usize, devices: &[File], switch: &Switch) {
     while !switch.done.load(Ordering::Relaxed) {
         let now = Instant::now();
         while on_the_way.peek().is_some_and(|Reverse(first)| first.due <= now) {
-            let Some(Reverse(first)) = on_the_way.pop() else { break };
-            // The other device may be gone already.
-            let _ = (&devices[first.to]).write(&first.bytes);
+            let Some(Reverse(mut first)) = on_the_way.pop() else { break };
+            if first.has_left {
+                // The other device may be gone already.
+                let _ = (&devices[first.to]).write(&first.bytes);
+            } else {
+                let link = *lock(&switch.link);
+                let receiver = &mut lock(&switch.ports)[first.to];
+                first.due = receiver.receive(first.due, first.bytes.len(), &link);
+                first.has_left = true;
+                on_the_way.push(Reverse(first));
+            }
         }
         match device.read(&mut packet) {
             Ok(n) => {
@@ -252,8 +262,9 @@ fn relay(host: usize, devices: &[File], switch: &Switch) {
                 let link = *lock(&switch.link);
                 number += 1;
                 if !link.down && rng.uniform(0, number) >= link.loss && on_the_way.len() < QUEUE {
-                    let due = arrival(host, to, n, now, &link, &mut lock(&switch.ports));
-                    on_the_way.push(Reverse(Packet { due, number, to, bytes: packet[..n].to_vec() }));
+                    let due = lock(&switch.ports)[host].send(now, n, &link);
+                    let bytes = packet[..n].to_vec();
+                    on_the_way.push(Reverse(Packet { due, number, has_left: false, to, bytes }));
                     switch.carried.fetch_add(1, Ordering::Relaxed);
                 } else {
                     switch.lost.fetch_add(1, Ordering::Relaxed);
@@ -268,15 +279,26 @@ fn relay(host: usize, devices: &[File], switch: &Switch) {
     }
 }
 
-/// Returns when a packet that is sent now arrives. It occupies its sender's and its receiver's port
-/// for as long as it takes to transmit, at the same time if both are free.
-fn arrival(from: usize, to: usize, len: usize, now: Instant, link: &Link, ports: &mut [Port]) -> Instant {
-    let takes = Duration::from_secs_f64(link.rate.map_or(0.0, |rate| 8.0 * len as f64 / rate));
-    let sent = ports[from].sends_at.max(now) + takes;
-    ports[from].sends_at = sent;
-    let received = sent.max(ports[to].receives_at + takes);
-    ports[to].receives_at = received;
-    received + link.delay
+impl Link {
+    /// Returns how long it takes to transmit so many bytes.
+    fn takes(&self, len: usize) -> Duration {
+        Duration::from_secs_f64(self.rate.map_or(0.0, |rate| 8.0 * len as f64 / rate))
+    }
+}
+
+impl Port {
+    /// Sends a packet after those before it. Returns when it has left.
+    fn send(&mut self, now: Instant, len: usize, link: &Link) -> Instant {
+        self.sends_at = self.sends_at.max(now) + link.takes(len);
+        self.sends_at
+    }
+
+    /// Receives a packet that left at `sent`, after those that left before it. Returns when it is
+    /// there. If the port is free, it receives while the other sends.
+    fn receive(&mut self, sent: Instant, len: usize, link: &Link) -> Instant {
+        self.receives_at = sent.max(self.receives_at + link.takes(len));
+        self.receives_at + link.delay
+    }
 }
 
 /// Lets this thread run before others, and wake up on time: the links must not depend on how busy
@@ -307,21 +329,22 @@ mod tests {
 
     #[test]
     fn packets_queue_at_the_sender_and_at_the_receiver() {
-        let now = Instant::now();
+        let start = Instant::now();
         // A packet of 1000 bytes takes 1 ms.
         let link = Link { delay: Duration::from_millis(5), rate: Some(8e6), ..Link::default() };
-        let mut ports = vec![Port { sends_at: now, receives_at: now }; 3];
-        let mut after = |from, to| {
-            let due = arrival(from, to, 1000, now, &link, &mut ports);
-            (due.duration_since(now).as_secs_f64() * 1e3).round() as u64
-        };
-        assert_eq!(after(0, 1), 6);
-        // Behind the first at the sender.
-        assert_eq!(after(0, 2), 7);
-        // Behind the first at the receiver, whose port is free again after 1 ms.
-        assert_eq!(after(2, 1), 7);
-        // Both directions at once.
-        assert_eq!(after(1, 0), 6);
+        let port = Port { sends_at: start, receives_at: start };
+        let (mut first, mut second, mut receiver) = (port, port, port);
+        let ms = |at: Instant| (at.duration_since(start).as_secs_f64() * 1e3).round() as u64;
+        let sent = first.send(start, 1000, &link);
+        let queued = first.send(start, 1000, &link);
+        let other = second.send(start, 1000, &link);
+        assert_eq!([sent, queued, other].map(ms), [1, 2, 1]);
+        // Both senders' first packets come at once, and the second of the first follows.
+        let received = [sent, other, queued].map(|sent| receiver.receive(sent, 1000, &link));
+        assert_eq!(received.map(ms), [6, 7, 8]);
+        // A port that was idle receives while the other sends.
+        let late = first.send(start + Duration::from_millis(20), 1000, &link);
+        assert_eq!(ms(receiver.receive(late, 1000, &link)), 26);
     }
 
     #[test]
