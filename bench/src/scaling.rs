@@ -53,7 +53,7 @@ pub(crate) struct ScalingArgs {
     /// Predict only, for these numbers of ranks.
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "latency_us")]
     predict: Vec<usize>,
-    /// How ranks sum up, for --predict: ours over MPI, or a ring as NCCL's.
+    /// How ranks sum up, for --predict: ours over MPI, or a ring or trees as NCCL's.
     #[arg(long, value_enum, default_value = "exchange")]
     algorithm: Algorithm,
     /// The ranks of a node that a faster network connects, for --predict.
