@@ -511,6 +511,16 @@ mod tests {
         assert!(e.message().contains("rank 1"), "{e}");
     }
 
+    #[test]
+    fn gradients_are_sent_as_bf16_over_mpi_only() {
+        let refused = |wire_dtype, mpi| {
+            let options = GroupOptions { wire_dtype: Some(wire_dtype), mpi, ..GroupOptions::default() };
+            ProcessGroup::join(&options).unwrap_err()
+        };
+        assert_eq!(refused(DType::F64, true).kind(), ErrorKind::DType);
+        assert_eq!(refused(DType::Bf16, false).kind(), ErrorKind::Unsupported);
+    }
+
     fn start(role: &str) -> Vec<Child> {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let token = Token::random();
