@@ -99,10 +99,11 @@ fn open(
 ) -> Result<OpenClient> {
     let deadline = options.deadline;
     let check = || interrupt.check();
+    let path = find_plugin(platform.name())?;
     if group.is_some() {
-        nccl_flags::set_abortable();
+        nccl_flags::set_abortable(&path);
     }
-    let plugin = Plugin::open_within(&find_plugin(platform.name())?, deadline, &check)?;
+    let plugin = Plugin::open_within(&path, deadline, &check)?;
     let open = match group {
         None => {
             let options: &[(&str, OptionValue)] = match platform {
