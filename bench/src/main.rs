@@ -13,6 +13,10 @@
 //! `bench -- loop [--steps N] [--json]`: the overhead of the training loop. `bench -- input
 //! [--steps N] [--json]`: the time that a step waits for each kind of input. `bench -- scale`: the
 //! scaling of the step time with batch size, depth and width.
+//!
+//! `bench -- scaling [--ranks 2,4,8] [--delay-ms MS] [--mbit MBIT] [--json]`: predicts the step time
+//! on several ranks, starts them on hosts of this machine, and measures it. `bench -- network -n N
+//! [--delay-ms MS] [--mbit MBIT] -- PROGRAM`: runs any program on such hosts.
 
 mod classifier;
 mod classifiers;
@@ -23,12 +27,16 @@ mod input;
 mod loop_overhead;
 mod memory;
 mod models;
+mod network;
 mod ptb;
 #[path = "../../examples/resnet50/net.rs"]
 mod resnet50;
 mod roofline;
 mod scale;
+mod scaling;
+mod scaling_model;
 mod step;
+mod timed_model;
 mod towers;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -80,6 +88,11 @@ enum Command {
     },
     /// The scaling of the step time with batch size, depth and width.
     Scale,
+    /// The scaling of the step time with the number of ranks, predicted and measured.
+    #[command(args_override_self = true)]
+    Scaling(scaling::ScalingArgs),
+    /// Runs a program as ranks on hosts of this machine that a slow network connects.
+    Network(network::CommandArgs),
 }
 
 /// The options of `bench -- step`.
@@ -150,6 +163,8 @@ fn main() -> ExitCode {
         Command::Loop { steps, json } => loop_overhead::measure(steps, json),
         Command::Input { steps, json } => input::measure(steps, json),
         Command::Scale => scale::measure(),
+        Command::Scaling(args) => scaling::measure(&args),
+        Command::Network(args) => network::run(&args),
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,

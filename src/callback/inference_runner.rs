@@ -7,10 +7,13 @@ use crate::input::no_batch;
 use crate::io::Checkpoint;
 use crate::predict::{BatchGroups, ParallelTowers, Part};
 use crate::tower::TowerContext;
-use serde_json::Value;
+use serde_json::json;
 use std::sync::Arc;
 use tensorpack_dataflow::{DataFlow, Flow, Seed};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
+
+/// What a process that shares its results calls the signal that it has received.
+const SIGNAL: &str = "signal";
 
 /// Runs the model in inference mode over an entire dataflow, each sample once, and reports the
 /// statistics of its inferencers. Does not affect training: neither its input nor its counters
@@ -109,7 +112,7 @@ impl InferenceRunner {
             if group.is_empty() {
                 break;
             }
-            cx.check_interrupt()?;
+            self.check_interrupt(cx)?;
             // Skip empty batches: a mean over no examples is undefined.
             let batches: Vec<&[HostTensor]> =
                 group.iter().filter(|b| examples(b) > 0).map(Vec::as_slice).collect();
@@ -129,6 +132,21 @@ impl InferenceRunner {
     /// batch to batch, so every process runs them all.
     fn processes<'a>(&self, cx: &'a TrainCx<'_>) -> Option<&'a Arc<ProcessGroup>> {
         cx.state.group.as_ref().filter(|group| group.size() > 1 && !self.with_updates)
+    }
+
+    /// Returns an error if a signal asked this process to end. Processes that share the batches find
+    /// out when they share the results.
+    fn check_interrupt(&self, cx: &TrainCx<'_>) -> Result<()> {
+        match cx.state.group.as_ref().filter(|group| group.size() > 1) {
+            Some(group) if self.with_updates => {
+                let own = cx.state.signals.signal().unwrap_or(0).to_le_bytes();
+                let all = group.all_gather(&own, cx.session().deadline())?;
+                let signal = |bytes: &Vec<u8>| bytes[..].try_into().map_or(0, i32::from_le_bytes);
+                interrupt(cx, all.iter().map(signal))
+            }
+            Some(_) => Ok(()),
+            None => cx.check_interrupt(),
+        }
     }
 
     /// Runs one tower per batch and passes the batches to the inferencers in order.
@@ -164,15 +182,26 @@ impl InferenceRunner {
         }
         group.rendezvous().set_activity("validating");
         let tensors = values.into_iter().enumerate().map(|(i, value)| (i.to_string(), value)).collect();
-        let own = Checkpoint { global_step: 0, tensors, state: Value::Null };
-        let mut all = Vec::new();
+        let state = json!({ SIGNAL: cx.state.signals.signal() });
+        let own = Checkpoint { global_step: 0, tensors, state };
+        let (mut all, mut signals) = (Vec::new(), Vec::new());
         for bytes in group.gather_all(&own.to_bytes()?, cx.session().deadline())? {
-            let mut of_rank = Checkpoint::from_bytes(&bytes)?.tensors;
+            let Checkpoint { tensors: mut of_rank, state, .. } = Checkpoint::from_bytes(&bytes)?;
             of_rank.sort_by_key(|(name, _)| name.parse::<usize>().unwrap_or(0));
             all.extend(of_rank.into_iter().map(|(_, value)| value));
+            signals.push(state[SIGNAL].as_i64().and_then(|signal| i32::try_from(signal).ok()).unwrap_or(0));
         }
+        interrupt(cx, signals)?;
         Ok(all)
     }
+}
+
+/// Ends all processes by the same signal if one of them has received any.
+fn interrupt(cx: &TrainCx<'_>, signals: impl IntoIterator<Item = i32>) -> Result<()> {
+    if let Some(signal) = signals.into_iter().max().filter(|signal| *signal != 0) {
+        cx.state.interrupt.set(signal);
+    }
+    cx.check_interrupt()
 }
 
 /// Returns the number of examples in a batch.

@@ -68,6 +68,9 @@ pub(crate) struct TrainState {
     pub(crate) seed: u64,
     pub(crate) logdir: Option<PathBuf>,
     pub(crate) interrupt: Interrupt,
+    /// Set by the signals of this process. With other processes `interrupt` is set only once all have
+    /// agreed to end.
+    pub(crate) signals: Interrupt,
     /// The checkpoint to write at the next commit point.
     pub(crate) save_request: Option<SaveRequest>,
     /// Why training is to stop at the end of the current moment.
@@ -125,6 +128,7 @@ impl TrainState {
             seed: 0,
             logdir: None,
             interrupt: Interrupt::default(),
+            signals: Interrupt::default(),
             save_request: None,
             stop_reason: None,
             group: None,

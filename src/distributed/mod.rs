@@ -4,12 +4,14 @@
 mod all_gather;
 mod bucket;
 mod mpi_thread;
+mod network_probe;
 mod process_group;
 mod store_gather;
 mod sum_tree;
 
 pub(crate) use all_gather::AllGather;
 pub(crate) use bucket::Bucket;
+pub use network_probe::Network;
 pub(crate) use process_group::COMPUTING;
 pub use process_group::{GroupOptions, ProcessGroup};
 pub(crate) use sum_tree::SumTree;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_mpi::{Buffer, Completed, Request, World};
 use tensorpack_rendezvous::{Coordinator, Launch, LaunchOptions, Options, Rendezvous, Token, bind_address};
-use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// How long an error of MPI waits for the control plane to name the rank that caused it.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(1);
@@ -38,6 +38,7 @@ pub struct ProcessGroup {
     barriers: AtomicU64,
     /// Used without MPI.
     gathers: Mutex<StoreGather>,
+    wire_dtype: Option<DType>,
 }
 
 /// How a job of the communication thread waits for its requests.
@@ -72,11 +73,15 @@ pub struct GroupOptions {
     /// Whether tensors are moved by MPI. Accelerators have their own collectives; then MPI is used
     /// only if the launcher names no coordinator. Defaults to `true`.
     pub mpi: bool,
+    /// The dtype in which gradients are sent, if it is not their own: bf16 halves the traffic of f32.
+    /// Each process rounds the sum over its towers before it sends it, and adds up in f32. Only MPI
+    /// does so. Defaults to `None`.
+    pub wire_dtype: Option<DType>,
 }
 
 impl Default for GroupOptions {
     fn default() -> GroupOptions {
-        GroupOptions { peer_timeout: Duration::from_secs(10), mpi: true }
+        GroupOptions { peer_timeout: Duration::from_secs(10), mpi: true, wire_dtype: None }
     }
 }
 
@@ -87,6 +92,14 @@ impl ProcessGroup {
     /// Joins the processes that a launcher started together with this one, and waits for all of
     /// them. Without a launcher the process is alone.
     pub fn join(options: &GroupOptions) -> Result<Arc<ProcessGroup>> {
+        if let Some(dtype) = options.wire_dtype.filter(|dtype| *dtype != DType::Bf16) {
+            let why = format!("gradients cannot be sent as {dtype}");
+            return Err(Error::new(ErrorKind::DType, why).note("send them as bf16, or as they are"));
+        }
+        if options.wire_dtype.is_some() && !options.mpi {
+            let why = "accelerators send gradients as they are: wire_dtype is for thread teams (cpu:N)";
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
         let launch = Launch::detect(&LaunchOptions::default())?;
         let settings =
             Options::new().peer_timeout(options.peer_timeout).on_warning(|warning| log::warn!("{warning}"));
@@ -112,18 +125,22 @@ impl ProcessGroup {
             (_, None) if launch.size == 1 => Rendezvous::start(&launch, None, &Token::random(), &settings)?,
             _ => Rendezvous::start(&launch, None, &Token::from_env()?, &settings)?,
         };
-        Ok(ProcessGroup::new(rendezvous, mpi))
+        Ok(ProcessGroup::new(rendezvous, mpi, options.wire_dtype))
     }
 
     /// Returns the group of the ranks of a rendezvous, for sessions on accelerators: without MPI,
     /// sessions on thread teams cannot use it.
     pub fn from_rendezvous(rendezvous: Rendezvous) -> Arc<ProcessGroup> {
-        ProcessGroup::new(rendezvous, None)
+        ProcessGroup::new(rendezvous, None, None)
     }
 
-    fn new(rendezvous: Rendezvous, mpi: Option<&'static MpiThread>) -> Arc<ProcessGroup> {
+    fn new(
+        rendezvous: Rendezvous,
+        mpi: Option<&'static MpiThread>,
+        wire_dtype: Option<DType>,
+    ) -> Arc<ProcessGroup> {
         let (urgent, exposed, barriers, gathers) = Default::default();
-        Arc::new(ProcessGroup { rendezvous, mpi, urgent, exposed, barriers, gathers })
+        Arc::new(ProcessGroup { rendezvous, mpi, urgent, exposed, barriers, gathers, wire_dtype })
     }
 
     /// Returns the rank of this process.
@@ -141,6 +158,11 @@ impl ProcessGroup {
     pub fn local_size(&self) -> usize {
         let hosts = self.rendezvous.hosts();
         hosts.iter().filter(|host| **host == hosts[self.rank()]).count()
+    }
+
+    /// Returns the dtype in which gradients are sent, if it is not their own.
+    pub fn wire_dtype(&self) -> Option<DType> {
+        self.wire_dtype
     }
 
     /// Returns the control plane.
@@ -179,7 +201,7 @@ impl ProcessGroup {
     }
 
     /// Runs a job on the communication thread and waits for its result.
-    fn run<R: Send + 'static>(
+    pub(super) fn run<R: Send + 'static>(
         self: &Arc<ProcessGroup>,
         timeout: Duration,
         job: impl FnOnce(&World, Waiting<'_>) -> Result<R> + Send + 'static,
@@ -498,6 +520,16 @@ mod tests {
         let e = group.broadcast(vec![1, 2, 3], LONG).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Peer, "{e}");
         assert!(e.message().contains("rank 1"), "{e}");
+    }
+
+    #[test]
+    fn gradients_are_sent_as_bf16_over_mpi_only() {
+        let refused = |wire_dtype, mpi| {
+            let options = GroupOptions { wire_dtype: Some(wire_dtype), mpi, ..GroupOptions::default() };
+            ProcessGroup::join(&options).unwrap_err()
+        };
+        assert_eq!(refused(DType::F64, true).kind(), ErrorKind::DType);
+        assert_eq!(refused(DType::Bf16, false).kind(), ErrorKind::Unsupported);
     }
 
     fn start(role: &str) -> Vec<Child> {

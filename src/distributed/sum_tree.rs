@@ -61,16 +61,17 @@ impl SumTree {
         stack.pop()
     }
 
-    /// Adds up `len` elements of all summands and hands the sums, a tile at a time, to `write` with
-    /// the index of their first element.
+    /// Adds up `len` elements of all summands, widened to `T`, and hands the sums, a tile at a time, to
+    /// `write` with the index of their first element.
     ///
     /// # Safety
     /// `summand(i)` must be valid for reading `len` elements while this runs, except for the tiles
     /// that were handed to `write`.
-    pub(crate) unsafe fn sum<T: Copy + Default + Add<Output = T>>(
+    pub(crate) unsafe fn sum<S: Copy, T: Copy + Default + Add<Output = T>>(
         &self,
         len: usize,
-        summand: impl Fn(usize) -> *const T,
+        summand: impl Fn(usize) -> *const S,
+        widen: impl Fn(S) -> T,
         mut write: impl FnMut(usize, &[T]),
     ) {
         let mut stack = [[T::default(); TILE]; MAX_DEPTH];
@@ -82,12 +83,12 @@ impl SumTree {
                 // SAFETY: the caller's promise.
                 let summand = unsafe { std::slice::from_raw_parts(summand(i).add(at), n) };
                 let Some(further) = additions.checked_sub(1) else {
-                    stack[depth][..n].copy_from_slice(summand);
+                    stack[depth][..n].iter_mut().zip(summand).for_each(|(a, b)| *a = widen(*b));
                     depth += 1;
                     continue;
                 };
                 let partial = &mut stack[depth - 1][..n];
-                partial.iter_mut().zip(summand).for_each(|(a, b)| *a = *a + *b);
+                partial.iter_mut().zip(summand).for_each(|(a, b)| *a = *a + widen(*b));
                 for _ in 0..further {
                     let (below, top) = stack.split_at_mut(depth - 1);
                     let partial = &mut below[depth - 2][..n];
@@ -153,6 +154,7 @@ mod tests {
             tree.sum(
                 sums.len(),
                 |i| summands[i].as_ptr(),
+                |x: f32| x,
                 |at, tile| {
                     sums[at..at + tile.len()].copy_from_slice(tile);
                 },

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-use tensorpack_tensor::{HostTensor, Result};
+use tensorpack_tensor::{DType, HostTensor, Result};
 
 /// A scalar expression over every element of an iteration space, with its operands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -238,6 +238,8 @@ pub enum Kernel {
         input: View,
         /// Whether only updates of variables use the sum: then it need not be there before them.
         deferred: bool,
+        /// The dtype in which other processes get the summands, if it is another one.
+        wire: Option<DType>,
     },
     /// This program's shard of the sum over all towers. It may be late, like a deferred all-reduce.
     ReduceScatter {
@@ -245,6 +247,8 @@ pub enum Kernel {
         key: String,
         /// This tower's summand, dense.
         input: View,
+        /// The dtype in which other processes get the summand, if it is another.
+        wire: Option<DType>,
         /// Who has which shard.
         shards: Shards,
     },

@@ -293,14 +293,21 @@ impl LowerCx<'_> {
 
     /// Emits the sum over all towers of the tensors with this `key`.
     pub fn all_reduce(&mut self, key: &str, input: &View) -> View {
-        self.sum_over_towers(key, input, false)
+        self.sum_over_towers(key, input, false, None)
     }
 
-    /// Emits the sum over all towers of the tensors with this `key`. A `deferred` sum may be late.
-    pub(crate) fn sum_over_towers(&mut self, key: &str, input: &View, deferred: bool) -> View {
+    /// Emits the sum over all towers of the tensors with this `key`. A `deferred` sum may be late, and
+    /// other processes may get its summands rounded to `wire`.
+    pub(crate) fn sum_over_towers(
+        &mut self,
+        key: &str,
+        input: &View,
+        deferred: bool,
+        wire: Option<DType>,
+    ) -> View {
         let input = self.dense(input);
         let (dtype, sizes) = (input.dtype, input.sizes.clone());
-        self.one(Kernel::AllReduce { key: key.to_string(), input, deferred }, dtype, sizes)
+        self.one(Kernel::AllReduce { key: key.to_string(), input, deferred, wire }, dtype, sizes)
     }
 
     /// Emits a custom kernel that reads all inputs and computes all outputs.

@@ -14,6 +14,8 @@ struct AllReduce {
     towers: usize,
     /// Whether only updates of variables use the sum, so that it may be late.
     deferred: bool,
+    /// The dtype in which other processes get this one's summands, if it is another one.
+    wire: Option<DType>,
 }
 
 impl OpDef for AllReduce {
@@ -31,12 +33,16 @@ impl OpDef for AllReduce {
     /// Every tower's result depends on every tower's input, so the gradient is the sum of all
     /// towers' gradients.
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
-        Ok(vec![Some(cx.dy().all_reduce(format!("{}/grad", self.key), self.towers, false))])
+        Ok(vec![Some(cx.dy().all_reduce(format!("{}/grad", self.key), self.towers, false, None))])
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
-        Ok(vec![if self.towers == 1 { x } else { cx.sum_over_towers(&self.key, &x, self.deferred) }])
+        Ok(vec![if self.towers == 1 {
+            x
+        } else {
+            cx.sum_over_towers(&self.key, &x, self.deferred, self.wire)
+        }])
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
@@ -64,11 +70,18 @@ impl OpDef for AllReduce {
 impl Tensor {
     /// Returns the sum over `towers` towers of the tensors they contribute under `key`. A sum of
     /// bf16 tensors is computed in f32 and rounded once. A `deferred` sum is for updates of
-    /// variables alone: other processes may contribute to it while the step goes on.
+    /// variables alone: other processes may contribute to it while the step goes on. They send their
+    /// summands as `wire`, if it is given.
     #[track_caller]
-    pub(crate) fn all_reduce(&self, key: String, towers: usize, deferred: bool) -> Tensor {
+    pub(crate) fn all_reduce(
+        &self,
+        key: String,
+        towers: usize,
+        deferred: bool,
+        wire: Option<DType>,
+    ) -> Tensor {
         let wide = if self.dtype() == DType::Bf16 { DType::F32 } else { self.dtype() };
-        Tensor::apply_one(AllReduce { key, towers, deferred }, &[&self.cast(wide)]).cast(self.dtype())
+        Tensor::apply_one(AllReduce { key, towers, deferred, wire }, &[&self.cast(wide)]).cast(self.dtype())
     }
 }
 
@@ -79,6 +92,6 @@ mod tests {
     cases![
         // Sums over several towers are tested in tests/towers.rs; over one tower the result is the
         // input.
-        unary("AllReduce", Twice, Any, |x| x.all_reduce("sum".into(), 1, false)),
+        unary("AllReduce", Twice, Any, |x| x.all_reduce("sum".into(), 1, false, None)),
     ];
 }

@@ -258,15 +258,15 @@ impl<'a> Pass<'a> {
         let (mut keys, mut replaced) = (Vec::new(), HashSet::new());
         for i in 0..self.program.kernels.len() {
             let node = &self.program.kernels[i];
-            let Kernel::AllReduce { key, input, deferred: true } = &node.kernel else { continue };
+            let Kernel::AllReduce { key, input, deferred: true, wire } = &node.kernel else { continue };
             let Some(&(shard, output)) = shard_of.get(&node.outputs[0]) else { continue };
             let is_whole = matches!(&self.program.kernels[shard].kernel, Kernel::Shard { input: of, .. }
                 if of.len() == input.len());
             if readers.get(&node.outputs[0]) == Some(&1) && is_whole {
                 keys.push(key.clone());
                 replaced.insert(shard);
-                let kernel =
-                    Kernel::ReduceScatter { key: key.clone(), input: input.clone(), shards: self.shards };
+                let (key, input, wire) = (key.clone(), input.clone(), *wire);
+                let kernel = Kernel::ReduceScatter { key, input, wire, shards: self.shards };
                 let node = &mut self.program.kernels[i];
                 (node.kernel, node.outputs) = (kernel, vec![output]);
             }
@@ -303,15 +303,15 @@ impl<'a> Pass<'a> {
 /// Turns the sums with these keys, of which this tower uses nothing, into reduce-scatters.
 fn scatter_unused_sums(program: &mut Program, keys: &HashSet<String>, shards: Shards) {
     for i in 0..program.kernels.len() {
-        let Kernel::AllReduce { key, input, .. } = &program.kernels[i].kernel else { continue };
+        let Kernel::AllReduce { key, input, wire, .. } = &program.kernels[i].kernel else { continue };
         if !keys.contains(key) {
             continue;
         }
-        let (key, input) = (key.clone(), input.clone());
+        let (key, input, wire) = (key.clone(), input.clone(), *wire);
         let len = shards.len(input.len());
         let output = program.add_buffer(input.dtype, &[len], BufferKind::Temp);
         let node = &mut program.kernels[i];
-        (node.kernel, node.outputs) = (Kernel::ReduceScatter { key, input, shards }, vec![output]);
+        (node.kernel, node.outputs) = (Kernel::ReduceScatter { key, input, wire, shards }, vec![output]);
     }
 }
 
@@ -343,7 +343,7 @@ mod tests {
             let small = t.variable(VariableSpec::new("small", [13]));
             let cost = (x.matmul(large.value()) + small.value()).square().mean();
             let average = |g: crate::optim::Gradient| {
-                let mean = t.deferred_mean(&format!("average/{}", g.variable.name()), &g.value);
+                let mean = t.mean_gradient(&format!("average/{}", g.variable.name()), &g.value);
                 g.with_value(mean)
             };
             compute_gradients(&cost).unwrap().into_iter().map(average).collect::<Vec<_>>()

@@ -42,6 +42,8 @@ pub struct TowerContext {
     depth: usize,
     /// Pending log lines of nested layers. They are logged after the line of the enclosing layer.
     lines: Rc<RefCell<Vec<String>>>,
+    /// The dtype in which processes send each other gradients, if it is not that of the gradients.
+    wire_dtype: Option<DType>,
 }
 
 impl TowerContext {
@@ -87,7 +89,13 @@ impl TowerContext {
             frozen: false,
             depth: 0,
             lines: Rc::default(),
+            wire_dtype: None,
         }
+    }
+
+    /// Sets the dtype in which processes send each other gradients, if it is not that of the gradients.
+    pub(crate) fn wire_dtype(self, dtype: Option<DType>) -> TowerContext {
+        TowerContext { wire_dtype: dtype, ..self }
     }
 
     /// Returns the context of training tower `index` of `total` in a graph that has the towers
@@ -164,14 +172,14 @@ impl TowerContext {
     /// names in the same order.
     #[track_caller]
     pub fn all_reduce_sum(&self, name: &str, x: &Tensor) -> Tensor {
-        x.all_reduce(self.graph.name_in_towers(name), self.total, false)
+        x.all_reduce(self.graph.name_in_towers(name), self.total, false, None)
     }
 
     /// Returns the sum of `x` over all towers, which only updates of variables use: it may be
     /// computed while the step goes on.
     #[track_caller]
     pub(crate) fn deferred_sum(&self, name: &str, x: &Tensor) -> Tensor {
-        x.all_reduce(self.graph.name_in_towers(name), self.total, true)
+        x.all_reduce(self.graph.name_in_towers(name), self.total, true, None)
     }
 
     /// Returns the mean of `x` over all towers. Every tower must make the same calls with the same
@@ -181,10 +189,12 @@ impl TowerContext {
         self.mean_by(x, |x| self.all_reduce_sum(name, x))
     }
 
-    /// [`deferred_sum`](TowerContext::deferred_sum), divided by the number of towers.
+    /// Returns the mean of a gradient over all towers, which only updates of variables use. Other
+    /// processes get it in the dtype that [`wire_dtype`](TowerContext::wire_dtype) set.
     #[track_caller]
-    pub(crate) fn deferred_mean(&self, name: &str, x: &Tensor) -> Tensor {
-        self.mean_by(x, |x| self.deferred_sum(name, x))
+    pub(crate) fn mean_gradient(&self, name: &str, x: &Tensor) -> Tensor {
+        let key = || self.graph.name_in_towers(name);
+        self.mean_by(x, |x| x.all_reduce(key(), self.total, true, self.wire_dtype))
     }
 
     #[track_caller]

@@ -72,7 +72,7 @@ pub fn average_gradients(
 /// that created the variable.
 fn averaged(t: &TowerContext, g: Gradient) -> Gradient {
     let site = g.variable.id.and_then(|id| t.graph().variable_info(id)).map(|v| v.site);
-    let mean = || t.deferred_mean(&format!("average/{}", g.variable.name()), &g.value);
+    let mean = || t.mean_gradient(&format!("average/{}", g.variable.name()), &g.value);
     let value = site.map_or_else(mean, |site| t.graph().on_line(site, mean));
     g.with_value(value)
 }

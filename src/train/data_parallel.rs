@@ -97,10 +97,11 @@ pub(super) fn averaged_step(
     devices.check_and_log()?;
     let graph = setup.graph().clone();
     let (rank, size) = group.map_or((0, 1), |group| (group.rank(), group.size()));
+    let wire = group.and_then(ProcessGroup::wire_dtype);
     let (here, total) = (rank * devices.count()..(rank + 1) * devices.count(), size * devices.count());
     let mut towers = Vec::new();
     for index in here.clone() {
-        let t = TowerContext::in_process(&graph, index, total, here.clone());
+        let t = TowerContext::in_process(&graph, index, total, here.clone()).wire_dtype(wire);
         let cost = setup.tower(&t)?;
         let cost = match weights {
             Weights::Equal => cost,

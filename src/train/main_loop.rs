@@ -9,7 +9,7 @@ use crate::callback::{Callbacks, TrainCx, TrainState};
 use crate::graph::{Fetch, GLOBAL_STEP};
 use crate::input::InputSource;
 use std::time::{Duration, Instant};
-use tensorpack_tensor::{ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// How training ended, if not by an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,9 +91,7 @@ impl MainLoop<'_> {
         let plain_runs = self.state.session.plain_runs()?;
         self.set_activity("callbacks before training");
         match self.callbacks.before_train(&mut TrainCx { state: self.state }) {
-            Err(e) if e.kind() == ErrorKind::Interrupted && start.is_some() => {
-                return self.end_by_signal(start);
-            }
+            Err(e) if self.ends_here(&e, start.as_ref()) => return self.end_by_signal(start),
             done => done?,
         }
         if self.state.resumed {
@@ -124,10 +122,21 @@ impl MainLoop<'_> {
         Ok(Ended::Finished)
     }
 
+    /// Returns whether a signal ends training by this error of a callback before the first step: if
+    /// there is a state to save, or if other processes end by it, which have no signal of their own.
+    fn ends_here(&self, e: &Error, start: Option<&HostState>) -> bool {
+        e.kind() == ErrorKind::Interrupted && (start.is_some() || self.ranks.is_some())
+    }
+
+    /// Returns whether this process takes part when a checkpoint is saved.
+    fn saves(&self) -> bool {
+        self.state.store.is_some() || self.ranks.is_some()
+    }
+
     /// The state of a run that starts, for a signal before its first step; `None` if it resumes, since the last
     /// checkpoint has it, or if nothing is saved.
     fn capture_start(&mut self) -> Result<Option<HostState>> {
-        if self.state.resumed || self.state.store.is_none() {
+        if self.state.resumed || !self.saves() {
             return Ok(None);
         }
         self.state.session.begin_undo_log()?;
@@ -153,9 +162,7 @@ impl MainLoop<'_> {
             );
             self.set_activity("callbacks before an epoch");
             match self.callbacks.before_epoch(&mut TrainCx { state: self.state }) {
-                Err(e) if e.kind() == ErrorKind::Interrupted && start.is_some() => {
-                    return self.end_by_signal(start).map(Some);
-                }
+                Err(e) if self.ends_here(&e, start.as_ref()) => return self.end_by_signal(start).map(Some),
                 done => done?,
             }
             self.state.resumed = false;
@@ -260,7 +267,7 @@ impl MainLoop<'_> {
     /// For that the host state is copied first, and each variable just before the boundary first changes it.
     fn boundary(&mut self, begun: Instant, times: Times) -> Result<Option<Ended>> {
         self.collect()?;
-        let saves = self.state.store.is_some();
+        let saves = self.saves();
         let before = match saves {
             true => Some(HostState::capture(self.state, self.callbacks, self.input.as_deref())?),
             false => None,

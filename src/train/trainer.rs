@@ -171,7 +171,7 @@ impl Trainer {
         let others = self.group.clone().filter(|group| group.size() > 1);
         let ranks = others.map(|group| Ranks::new(group, interrupt, config.session_options_deadline()));
         let unset = Interrupt::new();
-        let interrupt = if ranks.is_some() { &unset } else { interrupt };
+        let (interrupt, signals) = (if ranks.is_some() { &unset } else { interrupt }, interrupt);
         if !is_chief {
             config.monitors = None;
         }
@@ -182,7 +182,7 @@ impl Trainer {
         }
         let mut plan = self.setup_callbacks(&mut config)?;
         let flush = self.flush_op();
-        let mut state = self.initialize(&mut config, interrupt, steps_per_epoch, lock.as_ref())?;
+        let mut state = self.initialize(&mut config, interrupt, signals, steps_per_epoch, lock.as_ref())?;
         iteration.check(state.session.graph())?;
         plan.launches = self.launches(&config, &state, &plan, iteration)?;
         let saved = match &state.store {
@@ -360,6 +360,7 @@ impl Trainer {
         &self,
         config: &mut RunConfig,
         interrupt: &Interrupt,
+        signals: &Interrupt,
         steps_per_epoch: u64,
         lock: Option<&RunLock>,
     ) -> Result<TrainState> {
@@ -398,6 +399,7 @@ impl Trainer {
             seed,
             logdir: config.logdir.clone(),
             interrupt: interrupt.clone(),
+            signals: signals.clone(),
             save_request: None,
             stop_reason: None,
             group: self.group.clone(),

@@ -41,6 +41,36 @@ fn any_division_gives_the_same_bits(net: Net) {
     }
 }
 
+/// The ranks compare the checksums of their variables at the end of every epoch, so a run that
+/// finishes has the same bits on all of them.
+#[test]
+fn gradients_sent_as_bf16_give_nearly_the_same_variables() {
+    let _turn = one_at_a_time();
+    // Few steps: differences grow with every one.
+    let task = |towers| {
+        let (dir, task) = task(Net::Resnet, towers);
+        (dir, Task { epochs: 1, steps_per_epoch: 5, ..task })
+    };
+    let exact = undisturbed(&task(4).1, 4).values("logits/W");
+    for (ranks, towers) in [(2, 2), (4, 1)] {
+        for installation in Installation::sample(&format!("bf16 {ranks} x {towers}")) {
+            let run = || {
+                let (_dir, task) = task(towers);
+                installation.finish(ranks, &Task { bf16: true, ..task.clone() });
+                Outcome::read(&task)
+            };
+            let (first, again) = (run(), run());
+            let what = format!("{ranks} x {towers}, {}", installation.library.path.display());
+            first.assert_same(&again, &what);
+            let difference =
+                first.values("logits/W").iter().zip(&exact).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
+            let relative = (difference / exact.iter().map(|x| x.powi(2)).sum::<f32>()).sqrt();
+            println!("{what}: relative difference {relative}");
+            assert!(relative > 0.0 && relative < 0.01, "{what}: {relative}");
+        }
+    }
+}
+
 #[test]
 fn a_convnet_with_dropout_has_the_same_bits_in_any_division() {
     any_division_gives_the_same_bits(Net::Convnet);

@@ -8,7 +8,7 @@ const RANKS: usize = 3;
 const OTHER: usize = 1;
 
 /// What a rank may do in another way, and what the error calls it.
-const DIFFERENCES: [(Difference, &str); 9] = [
+const DIFFERENCES: [(Difference, &str); 10] = [
     (Difference::Data, "data"),
     (Difference::BatchSize, "batches_per_pass"),
     (Difference::Seed, "seed"),
@@ -18,6 +18,7 @@ const DIFFERENCES: [(Difference, &str); 9] = [
     (Difference::Model, "variables"),
     (Difference::InitialValues, "logits/b"),
     (Difference::LearningRate, "graph"),
+    (Difference::WireDtype, "graph"),
 ];
 
 #[test]

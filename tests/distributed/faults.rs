@@ -96,6 +96,7 @@ fn activity(place: Place) -> &'static str {
         Place::Validation | Place::EpochEnd => "callbacks at the end of an epoch",
         Place::Save => "saving",
         Place::AfterTrain => "callbacks after training",
+        Place::AfterRun => "finished",
     }
 }
 

@@ -275,6 +275,12 @@ impl Outcome {
         assert_eq!(self.statistics, other.statistics, "{what}: different statistics");
     }
 
+    /// Returns the elements of a variable.
+    pub(crate) fn values(&self, name: &str) -> Vec<f32> {
+        let value = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("four bytes"));
+        self.bytes(name).chunks(4).map(value).collect()
+    }
+
     /// Returns the bytes of a variable.
     pub(crate) fn bytes(&self, name: &str) -> &[u8] {
         &self.tensors[name]

@@ -26,7 +26,7 @@ mod launch;
 mod bits;
 mod differences;
 mod faults;
-mod wire;
+mod full_disk;
 mod network;
 mod not_finite;
 mod restarts;

@@ -1,7 +1,8 @@
 //! Small models and their data.
 
 use crate::fault;
-use crate::task::{Difference, Net, Place};
+use crate::task::{Difference, Net, Place, Task};
+use std::thread;
 use tensorpack::dataflow::{DataFlow, Flow, FromList};
 use tensorpack::optim::{Accumulate, Optimizer};
 use tensorpack::prelude::*;
@@ -131,10 +132,12 @@ pub(crate) fn training_data(difference: Option<Difference>, bad_example: bool) -
 }
 
 /// Returns the batches to validate on.
-pub(crate) fn validation_data() -> Flow {
-    let examples = data(2, false).map(|sample| {
+pub(crate) fn validation_data(task: &Task) -> Flow {
+    let slow = task.slow_validation;
+    let examples = data(2, false).map(move |sample| {
         fault::inject(Place::Validation)?;
+        thread::sleep(slow);
         Ok(sample)
     });
-    examples.batch(32).into_flow()
+    examples.batch(task.validation_batch).into_flow()
 }

@@ -2,10 +2,9 @@
 
 use crate::launch::{Installation, Outcome, Run, last_checkpoint, one_at_a_time, undisturbed};
 use crate::task::{Fault, Kind, Net, Place, Task};
-use crate::wire::{Hosts, Link};
 use std::time::Duration;
 use tensorpack_mpi::MpiexecKind;
-use tensorpack_testing::{Requirement, assert_mentions, skip};
+use tensorpack_testing::{Hosts, Link, Requirement, assert_mentions, skip};
 
 const RANKS: usize = 2;
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -13,7 +12,7 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// Returns two hosts and a launcher for them. Skips the test if there is none.
 #[track_caller]
 fn two_hosts() -> Option<(Hosts, Installation)> {
-    let hosts = match Hosts::new() {
+    let hosts = match Hosts::new(RANKS) {
         Ok(hosts) => hosts,
         Err(e) => {
             skip(Requirement::Namespaces, &format!("no network namespaces can be created: {e}"));
@@ -30,11 +29,8 @@ fn two_hosts() -> Option<(Hosts, Installation)> {
 
 /// Starts a rank on each host.
 fn start(hosts: &Hosts, installation: &Installation, task: &Task) -> Run {
-    let mut command = installation.mpiexec.command(RANKS, &hosts.names, &[], "/bin/sh").unwrap();
-    command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", hosts.as_ssh());
-    // Both hosts have the same kernel, so libraries would find each other in shared memory.
-    command.env("UCX_TLS", "tcp,self").env("FI_PROVIDER", "tcp");
-    Run::start(hosts.on_first(&command), RANKS, task)
+    let command = installation.mpiexec.command(RANKS, hosts.names(), &[], "/bin/sh").unwrap();
+    Run::start(hosts.launch(&command), RANKS, task)
 }
 
 fn whole() -> Outcome {
@@ -50,7 +46,7 @@ fn a_slow_network_changes_no_bits() {
     let task = Task::new(Net::Dense, 1, dir.path());
     let mut run = start(&hosts, &installation, &task);
     run.assert_finishes();
-    assert_mentions(run.output(), &[&format!("rank 0 of 2 on {}", hosts.names[0])]);
+    assert_mentions(run.output(), &[&format!("rank 0 of 2 on {}", hosts.names()[0])]);
     Outcome::read(&task).assert_same(&whole(), "1 Gbit/s, 0.2 ms");
     let (carried, lost) = hosts.packets();
     // Each step exchanges gradients and agrees on the update, in both directions.
@@ -74,7 +70,7 @@ fn a_cut_wire_ends_all_ranks_with_an_error_that_names_the_other_host() {
         let report = run.report(rank).unwrap();
         assert!(["Peer", "Deadline"].contains(&&report.kind[..]), "rank {rank}: {report:?}");
         let other = 1 - rank;
-        let name = format!("rank {other} on {}, step ", hosts.names[other]);
+        let name = format!("rank {other} on {}, step ", hosts.names()[other]);
         assert_mentions(&report.text, &[&name]);
         // The rank that pauses goes on for a second before it waits for the other.
         let ended = Duration::from_nanos((run.status(rank).unwrap().1 - begun) as u64);

@@ -58,6 +58,7 @@ pub(crate) fn run() {
     }
     let difference = task.difference.filter(|(other, _)| *other == rank).map(|(_, difference)| difference);
     let ended = fault::inject(Place::Start).and_then(|()| train(&task, rank, difference));
+    let ended = ended.and_then(|trained| fault::inject(Place::AfterRun).map(|()| trained));
     let (kind, text) = match &ended {
         Ok(trained) => ("Ok".to_owned(), format!("{:?}", trained.ended)),
         Err(e) => (format!("{:?}", e.kind()), e.to_string()),
@@ -84,7 +85,7 @@ fn train(task: &Task, rank: usize, difference: Option<Difference>) -> Result<Tra
     let other = |what: Difference| u64::from(difference == Some(what));
     // Prefetching more would let a rank whose dataflow hangs go on for long.
     let input = QueueInput::new(training_data(difference, task.bad_example)).capacity(2);
-    let validation = InferenceRunner::new(validation_data(), [ScalarStats::new("cost")]);
+    let validation = InferenceRunner::new(validation_data(task), [ScalarStats::new("cost")]);
     let mut config =
         TrainConfig::with_input(Classifier { net: task.net, plain: task.plain, difference }, input)
             .callback(Faults { slower: task.slower })
@@ -109,6 +110,10 @@ fn train(task: &Task, rank: usize, difference: Option<Difference>) -> Result<Tra
         (true, true) => launch_train_with_config(config, SyncMultiGpuTrainerParameterServer::new(towers)),
         (false, false) => {
             let trainer = DistributedTrainerReplicated::new(towers).peer_timeout(task.peer_timeout);
+            let trainer = match task.bf16 || difference == Some(Difference::WireDtype) {
+                true => trainer.wire_dtype(DType::Bf16),
+                false => trainer,
+            };
             launch_train_with_config(config, trainer)
         }
         (false, true) => {

@@ -118,3 +118,65 @@ fn a_launcher_that_is_terminated_takes_its_ranks_with_it() {
         println!("{}: saved at step {saved}", installation.library.path.display());
     }
 }
+
+/// The ranks do not wait for the end of the validation, and no statistic of a part of it is
+/// recorded: the resumed run repeats it.
+#[test]
+fn a_signal_during_validation_ends_it_at_the_next_batch() {
+    let _turn = one_at_a_time();
+    let task = Task { validation_batch: 2, ..Task::new(Net::Dense, 1, "unused") };
+    let whole = undisturbed(&task, RANKS);
+    for installation in Installation::sample("validation") {
+        for to in [To::Rank(2), To::All] {
+            let dir = tempfile::tempdir().unwrap();
+            let task = Task { logdir: dir.path().into(), ..task.clone() };
+            // In the second of three epochs. The whole validation would take 14 s more.
+            let fault = Fault { kind: Kind::Pause, place: Place::Validation, rank: 0, step: 7 };
+            let slow =
+                Task { fault: Some(fault), slow_validation: Duration::from_millis(150), ..task.clone() };
+            let mut run = installation.start(RANKS, &slow);
+            let begun = run.wait_for("the place", |run| run.fault_time().map(|_| Instant::now()));
+            send(&mut run, to);
+            let statuses = run.statuses(0..RANKS);
+            let took = begun.elapsed();
+            let what = format!("{to:?}, {}", installation.library.path.display());
+            assert!(
+                statuses.iter().all(|s| *s == 128 + libc::SIGTERM),
+                "{what}: {statuses:?}: {}",
+                run.output()
+            );
+            assert!(took < Duration::from_secs(7), "{what}: {took:?}: {}", run.output());
+            assert_eq!(last_checkpoint(dir.path()).unwrap().global_step, 10, "{what}: {}", run.output());
+            let statistics = std::fs::read_to_string(dir.path().join("stats.jsonl")).unwrap();
+            assert_eq!(statistics.matches("validation_cost").count(), 1, "{what}: {statistics}");
+            drop(run);
+            installation.finish(RANKS, &task);
+            Outcome::read(&task).assert_same(&whole, &what);
+            println!("{what}: ended after {:.1} s, resumed to the same bits", took.as_secs_f64());
+        }
+    }
+}
+
+/// A launcher kills all ranks when one ends before the others, so a rank that is done waits.
+#[test]
+fn a_rank_that_ends_early_waits_for_the_others() {
+    let _turn = one_at_a_time();
+    for installation in Installation::all() {
+        for place in [Place::AfterTrain, Place::AfterRun] {
+            for slow in [0, 1] {
+                let dir = tempfile::tempdir().unwrap();
+                let fault = Fault { kind: Kind::Pause, place, rank: slow, step: 0 };
+                let task = Task { epochs: 1, fault: Some(fault), ..Task::new(Net::Dense, 1, dir.path()) };
+                let mut run = installation.finish(RANKS, &task);
+                let what = format!("{place:?}, rank {slow}, {}", installation.library.path.display());
+                assert!(run.wait_for_launcher(), "{what}: {}", run.output());
+                // It pauses for a second.
+                let goes_on = run.fault_time().expect("it paused") + 1_000_000_000;
+                for rank in 0..RANKS {
+                    let (_, ended) = run.status(rank).expect("it has ended");
+                    assert!(ended >= goes_on, "{what}: rank {rank} ended while another was busy");
+                }
+            }
+        }
+    }
+}

@@ -63,6 +63,8 @@ pub(crate) enum Place {
     /// While a checkpoint is written: on the disk of rank 0, in the callbacks' states elsewhere.
     Save,
     AfterTrain,
+    /// After training has returned, while the program goes on.
+    AfterRun,
 }
 
 /// A fault to inject.
@@ -93,6 +95,7 @@ pub(crate) enum Difference {
     Model,
     InitialValues,
     LearningRate,
+    WireDtype,
 }
 
 /// A run.
@@ -122,6 +125,12 @@ pub(crate) struct Task {
     pub(crate) bad_example: bool,
     /// How much longer every step takes.
     pub(crate) slower: Duration,
+    /// The batch size of the validation.
+    pub(crate) validation_batch: usize,
+    /// How long it takes to read an example of the validation.
+    pub(crate) slow_validation: Duration,
+    /// Sends gradients as bf16.
+    pub(crate) bf16: bool,
 }
 
 impl Task {
@@ -142,6 +151,9 @@ impl Task {
             skip: false,
             bad_example: false,
             slower: Duration::ZERO,
+            validation_batch: 32,
+            slow_validation: Duration::ZERO,
+            bf16: false,
         }
     }
 

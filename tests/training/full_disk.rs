@@ -4,15 +4,14 @@
 use crate::kills::{assert_same, command, finish, random, setting, uninterrupted};
 use crate::models::{Line, line};
 use crate::processes;
-use std::ffi::CString;
-use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 use tensorpack::callback::TrainCx;
 use tensorpack::dataflow::DataFlow;
 use tensorpack::dataflow::format::tfrecord::TfRecord;
 use tensorpack::prelude::*;
+use tensorpack_testing::SmallDisk;
 
 const STEPS: u64 = 6;
 const EPOCHS: u64 = 2;
@@ -113,31 +112,6 @@ pub(crate) fn fill(dir: &Path) {
 /// Set if the size of files is limited instead of the size of the disk.
 const LIMIT: &str = "TENSORPACK_TEST_LIMIT";
 
-/// A small file system, unmounted on drop.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    /// Mounts a tmpfs. Only root may.
-    fn new(dir: PathBuf) -> io::Result<Mounted> {
-        std::fs::create_dir_all(&dir)?;
-        let path = CString::new(dir.as_os_str().as_bytes())?;
-        let options = CString::new(format!("size={DISK_MB}m"))?;
-        // SAFETY: all pointers are strings that end with a zero byte and outlive the call.
-        let done = unsafe {
-            libc::mount(c"tmpfs".as_ptr(), path.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast())
-        };
-        if done == 0 { Ok(Mounted(dir)) } else { Err(io::Error::last_os_error()) }
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let path = CString::new(self.0.as_os_str().as_bytes()).expect("a path without zero bytes");
-        // SAFETY: the path is a string that ends with a zero byte and outlives the call.
-        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
-    }
-}
-
 /// A run ends with an error when its disk is full. Once there is space again, it continues and ends
 /// with the bits of an undisturbed run. Without the right to mount file systems, the size of files
 /// is limited instead.
@@ -149,7 +123,7 @@ fn runs_on_disks_that_fill_up_can_be_resumed() {
     let (mut full, mut by) = (0, "");
     for case in 0..cases {
         let parent = root.path().join(format!("disk{case}"));
-        let mounted = Mounted::new(parent.clone());
+        let mounted = SmallDisk::mount(&parent, DISK_MB);
         let dir = parent.join("run");
         let mut child = command(&dir);
         child.env(FILL, case.to_string());

@@ -16,7 +16,7 @@ pub enum Requirement {
     Devices,
     /// An MPI library with its launcher.
     Mpi,
-    /// The right to create network namespaces, which root has.
+    /// The right to create network namespaces and to mount file systems, which root has.
     Namespaces,
     /// A program: a C compiler, a Python with TensorBoard.
     Tool,

@@ -316,7 +316,7 @@ impl Communicator {
         };
         // SAFETY: guaranteed by the caller; an input and an output may be the same memory, since all
         // inputs of a tile are read before its sums are written.
-        unsafe { self.tree.sum(mine.len(), |tower| at(&self.parts[tower].0).cast_const(), write) };
+        unsafe { self.tree.sum(mine.len(), |tower| at(&self.parts[tower].0).cast_const(), |x| x, write) };
     }
 }
 

@@ -10,7 +10,7 @@ use super::all_reduce::Communicator;
 use super::pipeline::Compilation;
 use super::placement;
 use crate::distributed::{AllGather, Bucket, ProcessGroup};
-use crate::kir::{BufferId, Kernel, KernelNode, Program, Shards};
+use crate::kir::{BufferId, Kernel, KernelNode, Program, Shards, View};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,6 +31,8 @@ struct Found {
     deferred: bool,
     /// Set if each process needs its shard of the sum alone.
     shards: Option<Shards>,
+    /// The dtype in which it is sent.
+    wire: DType,
 }
 
 /// Where the start and the done of an all-reduce are among the kernels of a tower: each before the
@@ -113,15 +115,22 @@ fn all_gathers(program: &Program) -> Vec<AllGather> {
     program.kernels.iter().filter_map(gather).collect()
 }
 
+impl Found {
+    fn new(key: &str, input: &View, deferred: bool, wire: Option<DType>, shards: Option<Shards>) -> Found {
+        let (key, dtype) = (key.to_owned(), input.dtype);
+        // Only f32 is shortened.
+        let wire = wire.filter(|_| dtype == DType::F32).unwrap_or(dtype);
+        Found { key, dtype, len: input.len(), deferred, shards, wire }
+    }
+}
+
 fn find(kernels: &[KernelNode], overlap: bool) -> Vec<(usize, Found)> {
     let found = kernels.iter().enumerate().filter_map(|(i, node)| match &node.kernel {
-        Kernel::AllReduce { key, input, deferred } => {
-            let (key, deferred) = (key.clone(), *deferred && overlap);
-            Some((i, Found { key, dtype: input.dtype, len: input.len(), deferred, shards: None }))
+        Kernel::AllReduce { key, input, deferred, wire } => {
+            Some((i, Found::new(key, input, *deferred && overlap, *wire, None)))
         }
-        Kernel::ReduceScatter { key, input, shards } => {
-            let (key, shards) = (key.clone(), Some(*shards));
-            Some((i, Found { key, dtype: input.dtype, len: input.len(), deferred: overlap, shards }))
+        Kernel::ReduceScatter { key, input, wire, shards } => {
+            Some((i, Found::new(key, input, overlap, *wire, Some(*shards))))
         }
         _ => None,
     });
@@ -165,14 +174,14 @@ fn split(compilation: &Compilation, overlap: bool) -> Vec<Split> {
 /// Assigns all-reduces to buckets: the index of each one's bucket. Sums and shards of sums that follow
 /// each other fill a bucket each. Buckets are numbered in the order in which they are complete.
 fn buckets(found: &[Found]) -> Vec<usize> {
-    let bytes = |f: &Found| f.len * f.dtype.size();
+    let bytes = |f: &Found| f.len * f.wire.size();
     let total: usize = found.iter().filter(|f| f.deferred).map(bytes).sum();
     let limit = (total / 8).clamp(MIN_BUCKET, MAX_BUCKET);
     // The buckets that are not full yet: what they hold, and how many bytes.
-    let mut open: Vec<(usize, (DType, Option<Shards>), usize)> = Vec::new();
+    let mut open: Vec<(usize, (DType, DType, Option<Shards>), usize)> = Vec::new();
     let (mut assigned, mut count) = (Vec::new(), 0);
     for f in found {
-        let kind = (f.dtype, f.shards);
+        let kind = (f.dtype, f.wire, f.shards);
         if !f.deferred {
             open.clear();
         }
@@ -239,9 +248,10 @@ impl Exchange {
                         n => format!("waiting for the sums of {key} and {} more", n - 1),
                     };
                     Arc::new(match f.shards {
-                        None => Bucket::new(name, f.dtype, share, group, towers.len()),
+                        None => Bucket::new(name, f.dtype, f.wire, share, group, towers.len()),
                         Some(_) => {
-                            Bucket::scattering(name, f.dtype, share * group.size(), group, towers.len())
+                            let all = share * group.size();
+                            Bucket::scattering(name, f.dtype, f.wire, all, group, towers.len())
                         }
                     })
                 }
@@ -337,7 +347,7 @@ mod tests {
 
     fn found(len: usize, deferred: bool, scatters: bool) -> Found {
         let shards = scatters.then_some(Shards { count: 2, own: Some(0) });
-        Found { key: String::new(), dtype: DType::F32, len, deferred, shards }
+        Found { key: String::new(), dtype: DType::F32, len, deferred, shards, wire: DType::F32 }
     }
 
     /// Large and small gradients alternate: weights are scattered, and biases summed up everywhere.

@@ -1,6 +1,7 @@
 //! The PJRT clients of the process: one per platform, because a client claims its devices.
 
 use super::key_value_store::RendezvousStore;
+use super::nccl_flags;
 use super::peer_watch::PeerWatch;
 use super::replicas::GlobalDevices;
 use super::target::XlaOptions;
@@ -98,7 +99,11 @@ fn open(
 ) -> Result<OpenClient> {
     let deadline = options.deadline;
     let check = || interrupt.check();
-    let plugin = Plugin::open_within(&find_plugin(platform.name())?, deadline, &check)?;
+    let path = find_plugin(platform.name())?;
+    if group.is_some() {
+        nccl_flags::set_abortable(&path);
+    }
+    let plugin = Plugin::open_within(&path, deadline, &check)?;
     let open = match group {
         None => {
             let options: &[(&str, OptionValue)] = match platform {

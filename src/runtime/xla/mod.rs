@@ -22,6 +22,7 @@ mod host_times;
 mod key_value_store;
 mod launch;
 mod module;
+mod nccl_flags;
 mod peer_watch;
 mod platform;
 mod pool;
