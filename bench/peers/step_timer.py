@@ -103,6 +103,8 @@ def measure(args, peer, version, parameters, step, launch=None):
     With `--pipelined`, calls `launch` instead, which starts `--scan` steps without waiting for them, and `step` only
     at the end of every round, to wait.
     """
+    if args.pipelined and launch is None or args.scan > 1 and peer != "jax":
+        raise SystemExit(f"{peer} does not measure {args.model} like this")
     step()
     first_step_s = since_process_start()
     for _ in range(WARM_UP - 1):

@@ -5,7 +5,7 @@ import os
 
 import step_timer
 
-FORMS = ["eager", "eager-channels-last", "compile", "compile-channels-last"]
+FORMS = ["eager", "eager-channels-last", "compile", "compile-channels-last", "compile-cuda-graphs", "compile-cuda-graphs-channels-last"]
 args = step_timer.arguments(__doc__, FORMS)
 
 import torch
@@ -154,7 +154,10 @@ def images(x, *models):
 
 
 def compiled(function):
-    return torch.compile(function) if args.form.startswith("compile") else function
+    if not args.form.startswith("compile"):
+        return function
+    # With CUDA graphs, which only replay what was recorded.
+    return torch.compile(function, mode="reduce-overhead" if "cuda-graphs" in args.form else None)
 
 
 def distributed(model):
@@ -189,14 +192,14 @@ def classifier():
 
     cost = compiled(mean_over_batch)
 
-    def step():
+    def launch():
         optimizer.zero_grad(set_to_none=True)
         loss = cost()
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return loss
 
-    return [model], step
+    return [model], lambda: launch().item(), launch
 
 
 def only_on_cpu():
@@ -259,6 +262,6 @@ def dcgan():
     return [generator, discriminator], step
 
 
-models, step = {"ptb": ptb, "dcgan": dcgan}.get(args.model, classifier)()
+models, step, *launch = {"ptb": ptb, "dcgan": dcgan}.get(args.model, classifier)()
 parameters = sum(p.numel() for model in models for p in model.parameters())
-step_timer.measure(args, "torch", torch.__version__, parameters, step)
+step_timer.measure(args, "torch", torch.__version__, parameters, step, *launch)
