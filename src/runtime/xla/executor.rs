@@ -1,6 +1,7 @@
 //! The executor: variables that stay on devices, and programs that run there.
 
 use super::fork::{Access, ForkState};
+use super::initial_values::initial_values;
 use super::module::Purpose;
 use super::program::{XlaProgram, lock};
 use super::staging::StagedFeeds;
@@ -83,8 +84,7 @@ impl Executor for XlaExecutor {
             bytes = bytes.saturating_add(element_count(&v.sizes)?.saturating_mul(v.dtype.size()));
         }
         self.target.check_memory(bytes, "the variables", 0)?;
-        let first = variables.iter().map(|v| v.init.value(seed, &v.name, v.dtype, &v.sizes));
-        let made = first.map(|value| self.target.upload(&value?, 0)).collect::<Result<Vec<Buffer>>>()?;
+        let made: Vec<Buffer> = initial_values(variables, seed, |value| self.target.upload(&value, 0))?;
         let specs = variables.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
         *lock(&self.variables) = Variables::new(made, specs, &self.target)?;
         Ok(())

@@ -18,6 +18,7 @@ mod expr;
 mod fixed_sums;
 mod fork;
 mod gather;
+mod initial_values;
 mod key_value_store;
 mod launch;
 mod module;
