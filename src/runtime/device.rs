@@ -107,7 +107,7 @@ mod tests {
         }
         assert_eq!("cpu".parse::<Device>().unwrap(), Device::default());
         assert_eq!("xla:cuda".parse::<Device>().unwrap(), Device::Xla { platform: Platform::Cuda, index: 0 });
-        for name in ["gpu:0", "xla", "xla:rocm:0", "xla:cuda:x", "cpu:0:1", "null:0", "reference:1", ""] {
+        for name in ["gpu:0", "xla", "xla:metal:0", "xla:cuda:x", "cpu:0:1", "null:0", "reference:1", ""] {
             let e = name.parse::<Device>().unwrap_err();
             assert_eq!(e.kind(), ErrorKind::Unsupported, "{name}");
             assert!(e.message().contains("xla:cuda:N"), "{e}");

@@ -1,6 +1,7 @@
 //! The executor: variables that stay on devices, and programs that run there.
 
 use super::fork::{Access, ForkState};
+use super::initial_values::initial_values;
 use super::module::Purpose;
 use super::program::{XlaProgram, lock};
 use super::staging::StagedFeeds;
@@ -102,15 +103,11 @@ impl Executor for XlaExecutor {
             bytes = bytes.saturating_add(element_count(&v.sizes)?.saturating_mul(v.dtype.size()));
         }
         self.target.check_memory(bytes, "the variables", 0)?;
-        let first = variables.iter().map(|v| v.init.value(seed, &v.name, v.dtype, &v.sizes));
-        let mut made = Vec::new();
-        for (v, value) in variables.iter().zip(first) {
-            let stored = match stored_shards(v, self.shards) {
-                Some(shards) => shard(&value?, shards, 0)?,
-                None => value?,
-            };
-            made.push(self.target.upload(&stored, 0)?);
-        }
+        let made =
+            initial_values(variables, seed, |i, value| match stored_shards(&variables[i], self.shards) {
+                Some(shards) => self.target.upload(&shard(&value, shards, 0)?, 0),
+                None => self.target.upload(&value, 0),
+            })?;
         let specs = variables.iter().map(|v| (v.dtype, v.sizes.clone())).collect();
         let divided: Vec<Option<Shards>> = variables.iter().map(|v| stored_shards(v, self.shards)).collect();
         let mut all = Variables::new(made, specs, divided.clone(), &self.target)?;

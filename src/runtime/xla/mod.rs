@@ -19,6 +19,7 @@ mod fixed_sums;
 mod fork;
 mod gather;
 mod host_times;
+mod initial_values;
 mod key_value_store;
 mod launch;
 mod module;
