@@ -57,7 +57,7 @@ pub trait Callback {
     /// Called after every successful step run, in run order, with the
     /// [`Cadence::Deferred`](crate::runtime::Cadence::Deferred) fetches. On an accelerator it is
     /// called after the next two runs have been launched, or those of the next launch if a launch runs
-    /// [several steps](crate::train::TrainConfig::steps_per_launch). All steps have been collected at the end of an
+    /// several steps (`TrainConfig::steps_per_launch`). All steps have been collected at the end of an
     /// epoch and before a checkpoint is written. Must be fast.
     fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         let _ = values;

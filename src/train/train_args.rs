@@ -245,12 +245,15 @@ mod tests {
 
     #[test]
     fn options_are_parsed_and_applied() {
-        let args = args("--max-epoch 3 --seed 7 --logdir /tmp/x --fresh --threads-per-device 2").unwrap();
+        let options =
+            "--max-epoch 3 --seed 7 --logdir /tmp/x --fresh --threads-per-device 2 --steps-per-launch 16";
+        let args = args(options).unwrap();
         let config = args.apply(RunConfig::new()).unwrap();
         let options = config.session_options().unwrap();
         assert_eq!((config.max_epoch, options.seed, options.threads), (3, 7, Some(2)));
         assert_eq!(config.logdir.unwrap().to_str(), Some("/tmp/x"));
         assert!(config.fresh);
+        assert_eq!(config.steps_per_launch, 16);
     }
 
     #[test]
@@ -318,12 +321,12 @@ mod tests {
 
     #[test]
     fn an_option_that_does_not_apply_is_an_error() {
-        let all = "--max-epoch 1 --steps-per-epoch 1 --trainer simple --devices cpu:0 --threads-per-device 1 \
-                   --logdir a --load b --fresh --seed 1 --fake --full --assert";
+        let all = "--max-epoch 1 --steps-per-epoch 1 --steps-per-launch 2 --trainer simple --devices cpu:0 \
+                   --threads-per-device 1 --logdir a --load b --fresh --seed 1 --fake --full --assert";
         let (all, none) = (args(all).unwrap(), args("").unwrap());
         let command = Program::command();
         let options: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
-        assert_eq!(options.len(), 12);
+        assert_eq!(options.len(), 13);
         for option in options {
             let option = format!("--{option}");
             let error = all.without(&[&option]).unwrap_err();

@@ -259,10 +259,13 @@ fn towers_run_several_steps_together() {
     assert_close(&run(4), &run(1));
 }
 
-/// Records hooks and the steps they are called for, with the cost where there is one.
+/// A hook, the step it was called for, and the cost where there is one.
+type Note = (&'static str, u64, Option<f64>);
+
+/// Records hooks.
 struct Hooks {
     cost: Option<FetchHandle>,
-    notes: Arc<Mutex<Vec<(&'static str, u64, Option<f64>)>>>,
+    notes: Arc<Mutex<Vec<Note>>>,
 }
 
 impl Callback for Hooks {
@@ -292,8 +295,7 @@ fn deferred_values_come_once_per_launch_in_the_order_of_steps() {
         let callback = Hooks { cost: None, notes: Arc::clone(&notes) };
         let run = Run { epochs: 1, ..Run::new(steps) };
         run.train(device, None, vec![Box::new(callback)]).0.unwrap();
-        let notes = notes.lock().unwrap().clone();
-        notes
+        std::mem::take(&mut *notes.lock().unwrap())
     };
     let found = hooks(4);
     let order: Vec<(&str, u64)> = found.iter().map(|(hook, step, _)| (*hook, *step)).collect();
@@ -506,7 +508,7 @@ impl Callback for EveryRun {
 fn what_needs_every_step_by_itself_is_refused() {
     let Some(device) = device() else { return };
     let refused = |device, callbacks| Run::new(4).train(device, None, callbacks).0.err().unwrap();
-    assert_mentions(&refused(device, vec![Box::new(EveryRun)]), &["4 steps per launch", "cost", "EveryRun"]);
+    assert_mentions(refused(device, vec![Box::new(EveryRun)]), &["4 steps per launch", "cost", "EveryRun"]);
     let e = refused(Device::Cpu(0), Vec::new());
     assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
     assert_mentions(&e, &["4 steps per launch", "device"]);

@@ -29,17 +29,25 @@ impl ArgumentCache {
         staged: &StagedFeeds,
         target: &Target,
     ) -> Result<Arc<pjrt::Buffer>> {
-        let slot = self.slot(argument, tower);
-        if let Some(Cached::Tensor(last, buffer)) = slot
+        if let Some(Cached::Tensor(last, buffer)) = self.slot(argument, tower)
             && (last.shares_elements(value) || value.len() == 1 && last == value)
         {
             return Ok(buffer.clone());
         }
-        let buffer = match staged.find(value, tower) {
+        // The steps of a launch may be fed the same batch, and their arguments are neighbors.
+        let before = match argument.checked_sub(1).map(|before| &*self.slot(before, tower)) {
+            Some(Some(Cached::Tensor(last, buffer)))
+                if last.shares_elements(value) && last.sizes() == value.sizes() =>
+            {
+                Some(buffer.clone())
+            }
+            _ => None,
+        };
+        let buffer = match before.or_else(|| staged.find(value, tower)) {
             Some(buffer) => buffer,
             None => Arc::new(target.upload(value, tower)?),
         };
-        *slot = Some(Cached::Tensor(value.clone(), buffer.clone()));
+        *self.slot(argument, tower) = Some(Cached::Tensor(value.clone(), buffer.clone()));
         Ok(buffer)
     }
 
