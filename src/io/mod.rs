@@ -4,6 +4,8 @@ mod disk;
 mod run_lock;
 pub mod safetensors;
 pub mod npz;
+mod pickle;
+pub mod pytorch;
 mod checkpoint;
 mod checkpoint_store;
 mod weight_layout;

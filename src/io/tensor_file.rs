@@ -2,7 +2,7 @@
 
 use super::checkpoint_store::latest;
 use super::safetensors::{self, Named};
-use super::{Checkpoint, RealDisk, Source, npz};
+use super::{Checkpoint, RealDisk, Source, npz, pytorch};
 use std::path::Path;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
@@ -30,6 +30,7 @@ fn read(path: &Path) -> Result<Named> {
     match Format::from_path(path)? {
         Format::Safetensors => safetensors::read(path),
         Format::Npz => npz::read(path),
+        Format::PyTorch => pytorch::read(path),
     }
 }
 
@@ -38,12 +39,18 @@ pub(super) fn write(path: &Path, tensors: &[(String, HostTensor)]) -> Result<()>
     match Format::from_path(path)? {
         Format::Safetensors => safetensors::write(path, tensors),
         Format::Npz => npz::write(path, tensors),
+        Format::PyTorch => {
+            let error =
+                Error::argument(format!("cannot write {}: PyTorch files are only read", path.display()));
+            Err(error.note("write a .safetensors file, which PyTorch reads with safetensors.torch.load_file"))
+        }
     }
 }
 
 enum Format {
     Safetensors,
     Npz,
+    PyTorch,
 }
 
 impl Format {
@@ -51,9 +58,11 @@ impl Format {
         match path.extension().and_then(|e| e.to_str()) {
             Some("safetensors") => Ok(Format::Safetensors),
             Some("npz") => Ok(Format::Npz),
+            Some("pt" | "pth") => Ok(Format::PyTorch),
             _ => {
                 let why = format!("{} is not a tensor file", path.display());
-                Err(Error::argument(why).note("use a .safetensors or .npz file, or a checkpoint folder"))
+                Err(Error::argument(why)
+                    .note("use a .safetensors, .npz, .pt or .pth file, or a checkpoint folder"))
             }
         }
     }
