@@ -96,8 +96,8 @@ fn the_state_dict_is_found_among_other_entries() {
     let nested =
         Item::Dict(vec![("epoch", Item::Int(3)), ("optimizer", weights(1)), ("state_dict", weights(0))]);
     let deeper = Item::Dict(vec![("checkpoint", nested.clone())]);
-    for root in [weights(0), nested.clone(), deeper.clone()] {
-        for bytes in both(&root, &storages) {
+    for (root, used) in [(weights(0), 1), (nested.clone(), 2), (deeper.clone(), 2)] {
+        for bytes in both(&root, &storages[..used]) {
             let tensors = read(&bytes).unwrap();
             assert_eq!(tensors, [("fc.weight".to_string(), HostTensor::new([1], vec![1f32]).unwrap())]);
         }

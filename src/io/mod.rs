@@ -9,6 +9,9 @@ pub mod pytorch;
 mod checkpoint;
 mod checkpoint_store;
 mod weight_layout;
+mod name_template;
+mod weight_map;
+mod ready_maps;
 mod matching;
 mod tensor_file;
 mod session_init;
@@ -21,6 +24,9 @@ pub use disk::{DirEntry, Disk, OpenFile, Parts, RealDisk};
 use matching::Source;
 pub use run_lock::RunLock;
 pub use session_init::{
-    ChainInit, DictRestore, JustCurrentSession, SaverRestore, SessionInit, dump_model_variables, smart_init,
+    ChainInit, DictRestore, JustCurrentSession, SaverRestore, SessionInit, dump_model_variables,
+    export_variables, smart_init,
 };
+pub use tensor_file::read_tensors;
 pub use weight_layout::WeightLayout;
+pub use weight_map::WeightMap;

@@ -7,8 +7,8 @@ use std::path::Path;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// Reads the tensors at a path: a checkpoint folder, a log directory (its latest checkpoint) or a
-/// tensor file.
-pub(super) fn open(path: &Path) -> Result<Source> {
+/// tensor file. A `key` selects a dictionary of a PyTorch file.
+pub(super) fn open(path: &Path, key: Option<&str>) -> Result<Source> {
     // A file in a checkpoint folder is read with its manifest, which has the checksums.
     for folder in [Some(path), path.parent()].into_iter().flatten() {
         if Checkpoint::is_at(folder)? {
@@ -22,15 +22,26 @@ pub(super) fn open(path: &Path) -> Result<Source> {
             None => Err(Error::argument(format!("there is no checkpoint in {}", path.display()))),
         };
     }
-    Ok(Source::new(path.display(), read(path)?))
+    Ok(Source::new(path.display(), read(path, key)?))
 }
 
-/// Reads the tensors of a file.
-fn read(path: &Path) -> Result<Named> {
-    match Format::from_path(path)? {
-        Format::Safetensors => safetensors::read(path),
-        Format::Npz => npz::read(path),
-        Format::PyTorch => pytorch::read(path),
+/// Reads all tensors of a file: `.safetensors`, `.npz`, or PyTorch's `.pt` and `.pth`.
+///
+/// A `key` selects a dictionary of a PyTorch file; see [`pytorch::read_key`].
+pub fn read_tensors(path: impl AsRef<Path>, key: Option<&str>) -> Result<Named> {
+    read(path.as_ref(), key)
+}
+
+fn read(path: &Path, key: Option<&str>) -> Result<Named> {
+    match (Format::from_path(path)?, key) {
+        (Format::Safetensors, None) => safetensors::read(path),
+        (Format::Npz, None) => npz::read(path),
+        (Format::PyTorch, None) => pytorch::read(path),
+        (Format::PyTorch, Some(key)) => pytorch::read_key(path, key),
+        (_, Some(key)) => {
+            let why = format!("{} has no key {key:?}: only PyTorch files have dictionaries", path.display());
+            Err(Error::argument(why))
+        }
     }
 }
 
