@@ -18,4 +18,5 @@ mod optimizers;
 mod pytorch_files;
 mod random;
 mod session_init;
+mod torch_nets;
 mod towers;

@@ -85,18 +85,17 @@ enum When {
     WeightRank(usize),
 }
 
-/// Part `index` of `count` equal parts of the first dimension (the last if `is_last`).
+/// Part `index` of `count` equal parts of the first dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     index: usize,
     count: usize,
-    is_last: bool,
 }
 
-const WHOLE: Part = Part { index: 0, count: 1, is_last: false };
+const WHOLE: Part = Part { index: 0, count: 1 };
 
 const fn third(index: usize) -> Part {
-    Part { index, count: 3, is_last: false }
+    Part { index, count: 3 }
 }
 
 impl Tensor {
@@ -479,12 +478,13 @@ impl WeightMap {
     pub fn export(&self, ours: Named) -> Result<Named> {
         self.error.clone().map_or(Ok(()), Err)?;
         self.selections().try_for_each(NamePattern::check_syntax)?;
+        let all: BTreeMap<&str, &HostTensor> = ours.iter().map(|(name, t)| (&name[..], t)).collect();
         let mut without_rule = Vec::new();
         let mut order: Vec<String> = Vec::new();
         // The parts of each tensor of theirs, with the rule.
         let mut parts: BTreeMap<String, (usize, &'static str, Vec<(Part, HostTensor)>)> = BTreeMap::new();
         for (name, value) in ours.iter().filter(|(name, _)| self.selects(name)) {
-            let Some((i, captured, end)) = self.rule_of_ours(name) else {
+            let Some((i, captured, end)) = self.rule_of_ours(name, &all) else {
                 without_rule.push(format!("{name} {}{:?}", value.dtype(), value.sizes()));
                 continue;
             };
@@ -545,11 +545,25 @@ impl WeightMap {
     }
 
     /// Like [`WeightMap::rule_of_theirs`], for a variable.
-    fn rule_of_ours(&self, name: &str) -> Option<(usize, Parts, &'static str)> {
+    fn rule_of_ours(
+        &self,
+        name: &str,
+        all: &BTreeMap<&str, &HostTensor>,
+    ) -> Option<(usize, Parts, &'static str)> {
         self.rules.iter().enumerate().find_map(|(i, rule)| {
             rule.tensors.iter().filter_map(|t| t.ours).find_map(|end| {
-                let parts = rule.ours.parts(name.strip_suffix(end)?)?;
-                Some((i, parts, end))
+                let layer = name.strip_suffix(end)?;
+                let parts = rule.ours.parts(layer)?;
+                let weight = rule.tensors.iter().find(|t| t.theirs == ".weight").and_then(|t| t.ours);
+                let applies = match (rule.when, weight) {
+                    // Layouts keep the rank.
+                    (When::WeightRank(rank), Some(weight)) => {
+                        let weight = all.get(&format!("{layer}{weight}")[..]);
+                        weight.is_some_and(|t| t.sizes().len() == rank)
+                    }
+                    _ => true,
+                };
+                applies.then_some((i, parts, end))
             })
         })
     }
@@ -574,62 +588,43 @@ fn recurrent_names(layer: usize) -> Option<[&'static str; 4]> {
     names!(0, 1, 2, 3, 4, 5, 6, 7).get(layer).copied()
 }
 
-/// The axis of a part, the number of slices before it, and the bytes of one index along it.
-fn extents(t: &HostTensor, part: Part) -> Option<(usize, usize, usize)> {
-    let axis = if part.is_last { t.sizes().len().checked_sub(1)? } else { 0 };
-    let size = *t.sizes().get(axis)?;
-    let outer = t.sizes()[..axis].iter().product();
-    let inner = t.sizes()[axis + 1..].iter().product::<usize>() * t.dtype().size();
-    size.is_multiple_of(part.count).then_some((axis, outer, inner))
-}
-
 /// Returns a part of a tensor.
 fn part_of(t: &HostTensor, part: Part) -> Result<HostTensor> {
     if part == WHOLE {
         return Ok(t.clone());
     }
-    let Some((axis, outer, inner)) = extents(t, part) else {
+    let mut sizes = t.sizes().to_vec();
+    let Some(first) = sizes.first_mut().filter(|n| n.is_multiple_of(part.count)) else {
         return Err(Error::shape(format!("{:?} cannot be split into {} parts", t.sizes(), part.count)));
     };
-    let mut sizes = t.sizes().to_vec();
-    sizes[axis] /= part.count;
-    let length = sizes[axis] * inner;
-    let bytes: Vec<u8> = (0..outer)
-        .flat_map(|i| &t.as_bytes()[(i * part.count + part.index) * length..][..length])
-        .copied()
-        .collect();
+    *first /= part.count;
     let mut result = HostTensor::zeros(t.dtype(), sizes)?;
-    result.copy_from_bytes(&bytes)?;
+    let length = t.as_bytes().len() / part.count;
+    result.copy_from_bytes(&t.as_bytes()[part.index * length..][..length])?;
     Ok(result)
 }
 
 /// Puts parts together to a tensor.
 fn concatenated(mut parts: Vec<(Part, HostTensor)>) -> Result<HostTensor> {
     parts.sort_by_key(|(part, _)| part.index);
-    let Some((Part { count, is_last, .. }, first)) = parts.first().cloned() else {
+    let Some((Part { count, .. }, first)) = parts.first().cloned() else {
         return Err(Error::new(ErrorKind::Name, "no variable is mapped to it"));
     };
-    let complete = parts.iter().enumerate().all(|(i, (part, t))| {
-        (part.index, part.count) == (i, count) && t.sizes() == first.sizes() && t.dtype() == first.dtype()
+    let is_complete = parts.iter().enumerate().all(|(i, (part, t))| {
+        *part == Part { index: i, count } && t.sizes() == first.sizes() && t.dtype() == first.dtype()
     });
-    if !complete || parts.len() != count {
+    if !is_complete || parts.len() != count {
         let why = format!("{} of its {count} parts have variables of one shape", parts.len());
         return Err(Error::new(ErrorKind::Name, why));
     }
     if count == 1 {
         return Ok(first);
     }
-    let part = Part { index: 0, count: 1, is_last };
-    let (axis, outer, inner) = extents(&first, part).ok_or_else(|| Error::shape("a scalar has no parts"))?;
-    let length = first.sizes()[axis] * inner;
-    let mut bytes = Vec::with_capacity(count * first.as_bytes().len());
-    for i in 0..outer {
-        parts.iter().for_each(|(_, t)| bytes.extend(&t.as_bytes()[i * length..][..length]));
-    }
     let mut sizes = first.sizes().to_vec();
-    sizes[axis] *= count;
+    let Some(rows) = sizes.first_mut() else { return Err(Error::shape("a scalar has no parts")) };
+    *rows *= count;
     let mut result = HostTensor::zeros(first.dtype(), sizes)?;
-    result.copy_from_bytes(&bytes)?;
+    result.copy_from_bytes(&parts.iter().flat_map(|(_, t)| t.as_bytes()).copied().collect::<Vec<u8>>())?;
     Ok(result)
 }
 
