@@ -6,6 +6,7 @@ pub mod safetensors;
 pub mod npz;
 mod pickle;
 pub mod pytorch;
+mod hub_folder;
 mod checkpoint;
 mod checkpoint_store;
 mod weight_layout;
@@ -27,6 +28,6 @@ pub use session_init::{
     ChainInit, DictRestore, JustCurrentSession, SaverRestore, SessionInit, dump_model_variables,
     export_variables, smart_init,
 };
-pub use tensor_file::read_tensors;
+pub use tensor_file::{read_tensors, write_tensors};
 pub use weight_layout::WeightLayout;
 pub use weight_map::WeightMap;
