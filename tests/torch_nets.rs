@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use tensorpack::graph::VariableSpec;
 use tensorpack::io::{SaverRestore, SessionInit, WeightMap, export_variables, pytorch, safetensors};
 use tensorpack::nn::Activation;
 use tensorpack::ops::{Padding, PoolOptions};
@@ -104,7 +105,7 @@ fn flattened(t: &TowerContext, x: &Tensor) -> Tensor {
 }
 
 fn attention(t: &TowerContext, x: &Tensor) -> Tensor {
-    MultiHeadAttention::new(2).apply(t, "attention", &LayerNorm::new().apply(t, "norm", x))
+    MultiHeadAttention::new(2).apply(t, "attention", &LayerNorm::new().last_axis().apply(t, "norm", x))
 }
 
 fn lstm(t: &TowerContext, x: &Tensor) -> Tensor {
@@ -115,6 +116,47 @@ fn lstm(t: &TowerContext, x: &Tensor) -> Tensor {
 fn gru(t: &TowerContext, x: &Tensor) -> Tensor {
     let layer = |name: &str, x: &Tensor| Gru::new(4).apply(t, name, x, None).0;
     layer("gru1", &layer("gru0", x))
+}
+
+fn timm_vit(t: &TowerContext, x: &Tensor) -> Tensor {
+    let norm = LayerNorm::new().last_axis().epsilon(1e-6);
+    let patches = Conv2d::new(16, 8).stride(8).padding(Padding::Valid).apply(t, "patch_embed/proj", x);
+    let patches = patches.reshape(&[-1, 16, 16]);
+    let class = t.variable(VariableSpec::new("cls_token", [1, 1, 16])).broadcast_to(&[2, 1, 16]);
+    let position = t.variable(VariableSpec::new("pos_embed", [1, 17, 16]));
+    let mut x = x.graph().concat(&[class, patches], 1) + position.value();
+    for i in 0..2 {
+        x = t.scope(&format!("blocks/{i}"), |t| {
+            let x = &x + MultiHeadAttention::new(2).apply(t, "attn", &norm.apply(t, "norm1", &x));
+            let hidden = Linear::new(64).last_axis().activation(Activation::Gelu);
+            let y = hidden.apply(t, "mlp/fc1", &norm.apply(t, "norm2", &x));
+            &x + Linear::new(16).last_axis().apply(t, "mlp/fc2", &y)
+        });
+    }
+    let class = norm.apply(t, "norm", &x).strided_slice(&[0, 0], &[None, Some(1)], &[1, 1]).squeeze(1);
+    Linear::new(5).apply(t, "head", &class)
+}
+
+fn hf_bert(t: &TowerContext, x: &Tensor) -> Tensor {
+    let norm = LayerNorm::new().last_axis().epsilon(1e-12);
+    let ids = x.cast(DType::I32);
+    let position = ids.iota_like(1, DType::I32);
+    let first = &ids * 0.0;
+    let embedding = Embedding::new(20, 8).apply(t, "embeddings/word", &ids)
+        + Embedding::new(6, 8).apply(t, "embeddings/position", &position)
+        + Embedding::new(2, 8).apply(t, "embeddings/token_type", &first);
+    let mut x = norm.apply(t, "embeddings/LayerNorm", &embedding);
+    for i in 0..2 {
+        x = t.scope(&format!("encoder/layer/{i}"), |t| {
+            let attended = MultiHeadAttention::new(2).apply(t, "attention", &x);
+            let x = norm.apply(t, "attention/output/LayerNorm", &(&x + attended));
+            let hidden = Linear::new(16).last_axis().activation(Activation::Gelu);
+            let y = hidden.apply(t, "intermediate/dense", &x);
+            let y = Linear::new(8).last_axis().apply(t, "output/dense", &y);
+            norm.apply(t, "output/LayerNorm", &(x + y))
+        });
+    }
+    x
 }
 
 type Net = fn(&TowerContext, &Tensor) -> Tensor;
@@ -158,7 +200,7 @@ fn outputs_agree_with_pytorch() {
     if !python("make_nets.py", &[dir.path()]) {
         return;
     }
-    let nets: [(&str, Net, WeightMap); 6] = [
+    let nets: [(&str, Net, WeightMap); 8] = [
         ("resnet18", resnet18, WeightMap::torchvision_resnet()),
         ("mobilenet_v2", mobilenet_v2, WeightMap::torchvision_mobilenet_v2()),
         (
@@ -173,8 +215,17 @@ fn outputs_agree_with_pytorch() {
         ),
         ("lstm", lstm, WeightMap::new().lstm("rnn", "lstm0").lstm_layer(1, "rnn", "lstm1")),
         ("gru", gru, WeightMap::new().gru("rnn", "gru0").gru_layer(1, "rnn", "gru1")),
+        ("timm_vit", timm_vit, WeightMap::timm_vit()),
+        ("hf_bert", hf_bert, WeightMap::hf_bert().strip_prefix("bert.").except(["pooler/.*"])),
     ];
     for (name, net, map) in nets {
+        if !dir.path().join(format!("{name}.pth")).exists() {
+            skip(
+                Requirement::Tool,
+                &format!("TENSORPACK_TORCH names no Python with timm and transformers, for {name}"),
+            );
+            continue;
+        }
         let values = pytorch::read(dir.path().join(format!("{name}-values.pt"))).unwrap();
         let value = |name: &str| &values.iter().find(|(n, _)| n == name).unwrap().1;
         let (session, y) = session(net, value("x").sizes());

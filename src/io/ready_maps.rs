@@ -4,8 +4,14 @@ use super::WeightMap;
 
 impl WeightMap {
     /// Names of the ready maps, for [`WeightMap::ready`].
-    pub const READY: [&str; 5] =
-        ["torchvision_resnet", "torchvision_vgg", "torchvision_mobilenet_v2", "timm_vit", "same_names"];
+    pub const READY: [&str; 6] = [
+        "torchvision_resnet",
+        "torchvision_vgg",
+        "torchvision_mobilenet_v2",
+        "timm_vit",
+        "hf_bert",
+        "same_names",
+    ];
 
     /// Returns the ready map of this name, or `None` if there is none.
     pub fn ready(name: &str) -> Option<WeightMap> {
@@ -14,6 +20,7 @@ impl WeightMap {
             "torchvision_vgg" => Some(WeightMap::torchvision_vgg()),
             "torchvision_mobilenet_v2" => Some(WeightMap::torchvision_mobilenet_v2()),
             "timm_vit" => Some(WeightMap::timm_vit()),
+            "hf_bert" => Some(WeightMap::hf_bert()),
             "same_names" => Some(WeightMap::new().same_names()),
             _ => None,
         }
@@ -60,6 +67,18 @@ impl WeightMap {
             .fused_attention("blocks.{b}.attn", "blocks/{b}/attn")
             .tensor("cls_token", "cls_token", super::WeightLayout::Unchanged)
             .tensor("pos_embed", "pos_embed", super::WeightLayout::Unchanged)
+            .same_names()
+    }
+
+    /// Maps Hugging Face's BERT encoders of any size. Variables have their names with slashes;
+    /// embeddings are `embeddings/word`, `embeddings/position` and `embeddings/token_type`, and the
+    /// attention of a layer is `encoder/layer/0/attention`, a
+    /// [`MultiHeadAttention`](crate::nn::MultiHeadAttention).
+    #[track_caller]
+    pub fn hf_bert() -> WeightMap {
+        WeightMap::new()
+            .bert_attention("encoder.layer.{i}.attention", "encoder/layer/{i}/attention")
+            .embedding("embeddings.{kind}_embeddings", "embeddings/{kind}")
             .same_names()
     }
 }

@@ -333,6 +333,25 @@ impl WeightMap {
         self.rule(theirs, ours, &tensors)
     }
 
+    /// Maps the attention of Hugging Face's BERT: `.self.query`, `.self.key`, `.self.value` and
+    /// `.output.dense`. The bias of the keys is dropped, as in [`WeightMap::attention`].
+    #[must_use]
+    #[track_caller]
+    pub fn bert_attention(self, theirs: &str, ours: &str) -> WeightMap {
+        let weight = |theirs, ours| Tensor::new(theirs, ours, WeightLayout::OutInToInOut);
+        let tensors = [
+            weight(".self.query.weight", "/query/W"),
+            weight(".self.key.weight", "/key/W"),
+            weight(".self.value.weight", "/value/W"),
+            weight(".output.dense.weight", "/out/W"),
+            Tensor::same(".self.query.bias", "/query/b"),
+            Tensor::dropped(".self.key.bias", WHOLE),
+            Tensor::same(".self.value.bias", "/value/b"),
+            Tensor::same(".output.dense.bias", "/out/b"),
+        ];
+        self.rule(theirs, ours, &tensors)
+    }
+
     /// Ignores tensors of this name. A template may match any number of them, but at least one.
     #[must_use]
     #[track_caller]

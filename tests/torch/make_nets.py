@@ -75,3 +75,34 @@ save("flattened", Flattened(), torch.randn(2, 3, 8, 10), legacy=True)
 save("attention", Attention(), torch.randn(2, 6, 8))
 save("lstm", Recurrent(torch.nn.LSTM), torch.randn(2, 6, 5), legacy=True)
 save("gru", Recurrent(torch.nn.GRU), torch.randn(2, 6, 5))
+
+try:
+    import timm
+    import transformers
+except ImportError:
+    sys.exit()
+
+VISION = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+net = timm.models.vision_transformer.VisionTransformer(**VISION)
+for name, parameter in net.named_parameters():
+    if name.endswith("bias") or name in ("cls_token", "pos_embed"):
+        torch.nn.init.normal_(parameter)
+save("timm_vit", net, torch.randn(2, 3, 32, 32))
+
+
+class Bert(torch.nn.Module):
+    """Takes ids as floats and returns the hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = transformers.BertConfig(**sizes, intermediate_size=16, max_position_embeddings=6)
+        self.bert = transformers.BertModel(config)
+        for name, parameter in self.bert.named_parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+
+    def forward(self, x):
+        return self.bert(x.long()).last_hidden_state
+
+
+save("hf_bert", Bert(), torch.randint(0, 20, (2, 6)).float())
