@@ -575,7 +575,7 @@ mod tests {
     #[test]
     fn a_million_nested_containers_are_dropped_without_recursion() {
         let mut bytes = vec![b']'; 1_000_000];
-        bytes.extend([b'a'; 999_999]);
+        bytes.extend(vec![b'a'; 999_999]);
         bytes.push(b'.');
         assert!(run(&bytes).is_ok());
     }

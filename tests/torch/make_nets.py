@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Randomly initialised nets of PyTorch and torchvision, and what they make of an input: tests/torch_nets.rs builds
-the same nets, loads the weights and compares.
+"""Randomly initialised nets of PyTorch, torchvision, timm and transformers, and what they make of an input:
+tests/torch_nets.rs builds the same nets, loads the weights and compares.
 
-Run:  python tests/torch/make_nets.py FOLDER       (needs `pip install torch torchvision`)
+Run:  python tests/torch/make_nets.py FOLDER       (needs `pip install torch torchvision timm transformers`)
 """
 
 import pathlib
 import sys
 
+import timm
 import torch
 import torchvision
+import transformers
 
 FOLDER = pathlib.Path(sys.argv[1])
 torch.manual_seed(7)
@@ -75,12 +77,6 @@ save("flattened", Flattened(), torch.randn(2, 3, 8, 10), legacy=True)
 save("attention", Attention(), torch.randn(2, 6, 8))
 save("lstm", Recurrent(torch.nn.LSTM), torch.randn(2, 6, 5), legacy=True)
 save("gru", Recurrent(torch.nn.GRU), torch.randn(2, 6, 5))
-
-try:
-    import timm
-    import transformers
-except ImportError:
-    sys.exit()
 
 VISION = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
 net = timm.models.vision_transformer.VisionTransformer(**VISION)
