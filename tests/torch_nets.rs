@@ -133,7 +133,8 @@ fn timm_vit(t: &TowerContext, x: &Tensor) -> Tensor {
             &x + Linear::new(16).last_axis().apply(t, "mlp/fc2", &y)
         });
     }
-    let class = norm.apply(t, "norm", &x).strided_slice(&[0, 0], &[None, Some(1)], &[1, 1]).squeeze(1);
+    let class =
+        norm.apply(t, "norm", &x).strided_slice(&[0, 0, 0], &[None, Some(1), None], &[1, 1, 1]).squeeze(1);
     Linear::new(5).apply(t, "head", &class)
 }
 
@@ -141,7 +142,7 @@ fn hf_bert(t: &TowerContext, x: &Tensor) -> Tensor {
     let norm = LayerNorm::new().last_axis().epsilon(1e-12);
     let ids = x.cast(DType::I32);
     let position = ids.iota_like(1, DType::I32);
-    let first = &ids * 0.0;
+    let first = (x * 0.0).cast(DType::I32);
     let embedding = Embedding::new(20, 8).apply(t, "embeddings/word", &ids)
         + Embedding::new(6, 8).apply(t, "embeddings/position", &position)
         + Embedding::new(2, 8).apply(t, "embeddings/token_type", &first);

@@ -565,9 +565,18 @@ mod tests {
 
     #[test]
     fn values_below_a_mark_are_out_of_reach() {
-        for bytes in
-            [&b"N(0."[..], b".", b"0.", b"t.", b"N\x87.", b"(K\x01d.", b"Ns.", b"]Ku.", b"h\x00.", b"q\x00."]
-        {
+        for bytes in [
+            &b"N(0."[..],
+            b".",
+            b"0.",
+            b"t.",
+            b"N\x87.",
+            b"(K\x01d.",
+            b"Ns.",
+            b"]K\x01u.",
+            b"h\x00.",
+            b"q\x00.",
+        ] {
             assert!(run(bytes).is_err(), "{bytes:?}");
         }
     }
