@@ -62,6 +62,9 @@ impl Matching {
             Some(map) => {
                 let theirs: Vec<_> = source.tensors.iter().map(|(n, t)| (n.clone(), t.clone())).collect();
                 let converted = map.convert(&theirs).map_err(|e| e.within(&source.from))?;
+                let variables = session.graph().variables().iter();
+                let variables = variables.filter_map(|v| self.name_in_source(&v.name));
+                map.check_selections(converted.names.iter().map(String::as_str).chain(variables))?;
                 unmapped = converted.problems;
                 mapped = Source::new(&source.from, converted.tensors);
                 &mapped
@@ -157,8 +160,7 @@ impl Matching {
         }
         let variables = session.graph().variables().iter().filter_map(|v| self.name_in_source(&v.name));
         let either: Vec<&str> = saved().chain(variables).collect();
-        let selections = self.map.iter().flat_map(WeightMap::selections);
-        for pattern in self.ignore.iter().chain(selections) {
+        for pattern in &self.ignore {
             pattern.check_among("name", either.iter().copied())?;
         }
         Ok(())

@@ -137,6 +137,8 @@ const fn weight_and_bias(layout: WeightLayout) -> [Tensor; 2] {
 pub(super) struct Converted {
     pub(super) tensors: Named,
     pub(super) problems: Vec<(&'static str, Vec<String>)>,
+    /// The names of all variables that there are tensors for, also those that are not selected.
+    pub(super) names: BTreeSet<String>,
 }
 
 impl WeightMap {
@@ -408,13 +410,20 @@ impl WeightMap {
             && !self.except.iter().any(|p| p.matches(name))
     }
 
-    /// Returns the patterns of [`WeightMap::only`] and [`WeightMap::except`].
-    pub(super) fn selections(&self) -> impl Iterator<Item = &NamePattern> {
+    fn selections(&self) -> impl Iterator<Item = &NamePattern> {
         self.only.iter().chain(&self.except)
     }
 
+    /// Checks that each pattern of [`WeightMap::only`] and [`WeightMap::except`] matches one of these
+    /// names.
+    pub(super) fn check_selections<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<()> {
+        let names: Vec<&str> = names.into_iter().collect();
+        self.selections().try_for_each(|pattern| pattern.check_among("name", names.iter().copied()))
+    }
+
     /// Converts tensors of the other framework to variables here. The error lists all tensors
-    /// without a rule, rules without a tensor, and layouts that do not fit.
+    /// without a rule, rules without a tensor, and layouts that do not fit. Only a load into a graph
+    /// checks that the patterns of [`WeightMap::only`] and [`WeightMap::except`] match something.
     pub fn import(&self, theirs: Named) -> Result<Named> {
         let converted = self.convert(&theirs)?;
         match converted.problems.is_empty() {
@@ -434,6 +443,7 @@ impl WeightMap {
         let mut used = vec![false; self.rules.len()];
         let mut without_rule = Vec::new();
         let mut failed = Vec::new();
+        let mut names = BTreeSet::new();
         let mut order: Vec<String> = Vec::new();
         let mut values: BTreeMap<String, HostTensor> = BTreeMap::new();
         let mut sums: Vec<(String, Part, HostTensor)> = Vec::new();
@@ -449,6 +459,7 @@ impl WeightMap {
             let layer = rule.ours.name(&parts, "/");
             for t in rule.tensors.iter().filter(|t| t.theirs == end) {
                 let Some(ours) = t.ours.map(|end| format!("{layer}{end}")) else { continue };
+                names.insert(ours.clone());
                 if !self.selects(&ours) {
                     continue;
                 }
@@ -488,7 +499,7 @@ impl WeightMap {
         ];
         let problems = lists.into_iter().filter(|(_, list)| !list.is_empty()).collect();
         let tensors = order.into_iter().filter_map(|name| values.remove_entry(&name)).collect();
-        Ok(Converted { tensors, problems })
+        Ok(Converted { tensors, problems, names })
     }
 
     /// Converts variables to tensors of the other framework, which [`WeightMap::import`] converts

@@ -193,7 +193,8 @@ fn proposed_map(tensors: &Named) -> String {
     format!("WeightMap::new()\n    {}", rules.join("\n    "))
 }
 
-/// Replaces each number of a name with a placeholder: `layer1.0.conv2` becomes `layer{a}.{b}.conv{c}`.
+/// Replaces each number of a name with a placeholder: `layer1.0.conv2` becomes
+/// `layer{a}.{b}.conv{c}`.
 fn with_placeholders(name: &str) -> String {
     let (mut result, mut next, mut in_number) = (String::new(), 'a', false);
     for c in name.chars() {
