@@ -141,6 +141,15 @@ pub(super) struct Converted {
     pub(super) names: BTreeSet<String>,
 }
 
+/// A tensor of theirs that is put together.
+#[derive(Default)]
+struct Exported {
+    rule: usize,
+    /// The end of the name.
+    end: &'static str,
+    parts: Vec<(Part, HostTensor)>,
+}
+
 impl WeightMap {
     /// Creates a map without rules.
     pub fn new() -> WeightMap {
@@ -511,8 +520,7 @@ impl WeightMap {
         let all: BTreeMap<&str, &HostTensor> = ours.iter().map(|(name, t)| (&name[..], t)).collect();
         let mut without_rule = Vec::new();
         let mut order: Vec<String> = Vec::new();
-        // The parts of each tensor of theirs, with the rule.
-        let mut parts: BTreeMap<String, (usize, &'static str, Vec<(Part, HostTensor)>)> = BTreeMap::new();
+        let mut exported: BTreeMap<String, Exported> = BTreeMap::new();
         for (name, value) in ours.iter().filter(|(name, _)| self.selects(name)) {
             let Some((i, captured, end)) = self.rule_of_ours(name, &all) else {
                 without_rule.push(format!("{name} {}{:?}", value.dtype(), value.sizes()));
@@ -527,11 +535,11 @@ impl WeightMap {
                     None => t.layout.undo(value),
                 };
                 let part = part.map_err(|e| e.within(name))?;
-                let entry = parts.entry(theirs.clone()).or_insert_with(|| {
+                let entry = exported.entry(theirs.clone()).or_insert_with(|| {
                     order.push(theirs.clone());
-                    (i, t.theirs, Vec::new())
+                    Exported { rule: i, end: t.theirs, parts: Vec::new() }
                 });
-                entry.2.push((t.from, part));
+                entry.parts.push((t.from, part));
             }
         }
         if !without_rule.is_empty() {
@@ -539,7 +547,7 @@ impl WeightMap {
             return Err(with_lists(error, &[("variables without a rule", without_rule)]));
         }
         let assemble = |theirs: String| {
-            let (rule, end, mut found) = parts.remove(&theirs).unwrap_or_default();
+            let Exported { rule, end, parts: mut found } = exported.remove(&theirs).unwrap_or_default();
             let dropped = self.rules[rule].tensors.iter().filter(|t| t.theirs == end && t.ours.is_none());
             if let Some((_, first)) = found.first() {
                 let zeros = HostTensor::zeros(first.dtype(), first.sizes())?;
