@@ -37,9 +37,12 @@ fn tensor(tensors: &Named, name: &str) -> HostTensor {
     tensors.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no tensor {name}")).1.clone()
 }
 
+/// A class of storages, the size and bytes of two elements, and what they are read as.
+type Case<'a> = (&'static str, usize, [&'a [u8]; 2], DType, [f64; 2]);
+
 #[test]
 fn every_dtype_is_read_in_both_formats() {
-    let cases: [(&'static str, usize, [&[u8]; 2], DType, [f64; 2]); 10] = [
+    let cases: [Case<'_>; 10] = [
         ("FloatStorage", 4, [&1.5f32.to_le_bytes(), &(-2f32).to_le_bytes()], DType::F32, [1.5, -2.0]),
         ("DoubleStorage", 8, [&1.5f64.to_le_bytes(), &(-2f64).to_le_bytes()], DType::F64, [1.5, -2.0]),
         ("HalfStorage", 2, [&[0, 0x3c], &[0, 0xc0]], DType::F32, [1.0, -2.0]),
