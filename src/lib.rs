@@ -74,6 +74,8 @@ mod documentation {
     struct WriteATrainer;
     #[doc = include_str!("../docs/predict.md")]
     struct Predict;
+    #[doc = include_str!("../docs/models.md")]
+    struct Models;
     #[doc = include_str!("../docs/numerics.md")]
     struct Numerics;
 }

@@ -15,6 +15,8 @@ mod module_order;
 mod monitors;
 mod numerics;
 mod optimizers;
+mod pytorch_files;
 mod random;
 mod session_init;
+mod torch_nets;
 mod towers;

@@ -1,6 +1,7 @@
 //! Matches saved tensors with the variables of a graph.
 
-use super::{Checkpoint, WeightLayout};
+use super::weight_map::with_lists;
+use super::{Checkpoint, WeightLayout, WeightMap};
 use crate::graph::{GLOBAL_VARIABLES, MODEL_VARIABLES, NamePattern, TRAINABLE_VARIABLES};
 use crate::runtime::Session;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,6 +39,7 @@ pub(super) struct Matching {
     pub(super) ignore: Vec<NamePattern>,
     pub(super) ignore_mismatch: bool,
     pub(super) layouts: Vec<(NamePattern, WeightLayout)>,
+    pub(super) map: Option<WeightMap>,
 }
 
 /// All mismatches between source and graph, as messages.
@@ -46,13 +48,31 @@ struct Mismatches {
     missing: Vec<String>,
     unexpected: Vec<String>,
     shape_or_dtype: Vec<String>,
+    /// What the weight map could not convert: headings and lines.
+    unmapped: Vec<(&'static str, Vec<String>)>,
 }
 
 impl Matching {
     /// Writes the tensors to the variables of the same name. Writes nothing if there is a mismatch,
     /// unless `ignore_mismatch` is set.
     pub(super) fn load(&self, source: &Source, session: &Session) -> Result<()> {
-        let (matching, mismatches) = self.compare(source, session)?;
+        let mut unmapped = Vec::new();
+        let mapped;
+        let source = match &self.map {
+            Some(map) => {
+                let theirs: Vec<_> = source.tensors.iter().map(|(n, t)| (n.clone(), t.clone())).collect();
+                let converted = map.convert(&theirs).map_err(|e| e.within(&source.from))?;
+                let variables = session.graph().variables().iter();
+                let variables = variables.filter_map(|v| self.name_in_source(&v.name));
+                map.check_selections(converted.names.iter().map(String::as_str).chain(variables))?;
+                unmapped = converted.problems;
+                mapped = Source::new(&source.from, converted.tensors);
+                &mapped
+            }
+            None => source,
+        };
+        let (matching, mut mismatches) = self.compare(source, session)?;
+        mismatches.unmapped = unmapped;
         if !mismatches.is_empty() {
             let error = mismatches.error(source);
             if !self.ignore_mismatch {
@@ -83,7 +103,7 @@ impl Matching {
         for id in ids(GLOBAL_VARIABLES) {
             let variable = &graph.variables()[id as usize];
             let Some(name) = self.name_in_source(&variable.name) else { continue };
-            if self.ignores(name) {
+            if self.ignores(name) || self.map.as_ref().is_some_and(|map| !map.selects(name)) {
                 continue;
             }
             let Some(value) = source.tensors.get(name) else {
@@ -149,20 +169,20 @@ impl Matching {
 
 impl Mismatches {
     fn is_empty(&self) -> bool {
-        self.missing.is_empty() && self.unexpected.is_empty() && self.shape_or_dtype.is_empty()
+        self.missing.is_empty()
+            && self.unexpected.is_empty()
+            && self.shape_or_dtype.is_empty()
+            && self.unmapped.is_empty()
     }
 
     fn error(&self, source: &Source) -> Error {
         let lists = [
-            ("missing in the source", &self.missing),
-            ("unexpected in the source", &self.unexpected),
-            ("different shape or dtype", &self.shape_or_dtype),
+            ("missing in the source", self.missing.clone()),
+            ("unexpected in the source", self.unexpected.clone()),
+            ("different shape or dtype", self.shape_or_dtype.clone()),
         ];
         let error = Error::new(ErrorKind::Name, format!("{} does not match the graph", source.from));
-        lists.iter().filter(|(_, list)| !list.is_empty()).fold(error, |error, (what, list)| {
-            let error = error.note(format!("{what} ({}):", list.len()));
-            list.iter().fold(error, |error, line| error.note(format!("  {line}")))
-        })
+        with_lists(with_lists(error, &self.unmapped), &lists)
     }
 }
 

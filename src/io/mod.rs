@@ -4,9 +4,15 @@ mod disk;
 mod run_lock;
 pub mod safetensors;
 pub mod npz;
+mod pickle;
+pub mod pytorch;
+mod hub_folder;
 mod checkpoint;
 mod checkpoint_store;
 mod weight_layout;
+mod name_template;
+mod weight_map;
+mod ready_maps;
 mod matching;
 mod tensor_file;
 mod session_init;
@@ -19,6 +25,9 @@ pub use disk::{DirEntry, Disk, OpenFile, Parts, RealDisk};
 use matching::Source;
 pub use run_lock::RunLock;
 pub use session_init::{
-    ChainInit, DictRestore, JustCurrentSession, SaverRestore, SessionInit, dump_model_variables, smart_init,
+    ChainInit, DictRestore, JustCurrentSession, SaverRestore, SessionInit, dump_model_variables,
+    export_variables, smart_init,
 };
+pub use tensor_file::{read_tensors, write_tensors};
 pub use weight_layout::WeightLayout;
+pub use weight_map::WeightMap;

@@ -2,7 +2,7 @@
 
 use super::matching::Matching;
 use super::safetensors::Named;
-use super::{Source, WeightLayout, tensor_file};
+use super::{Source, WeightLayout, WeightMap, tensor_file};
 use crate::graph::{MODEL_VARIABLES, NamePattern, TRAINABLE_VARIABLES};
 use crate::runtime::Session;
 use std::path::{Path, PathBuf};
@@ -24,8 +24,8 @@ impl SessionInit for JustCurrentSession {
     }
 }
 
-/// Loads a checkpoint (its folder, or a log directory for the latest one) or a `.safetensors` or
-/// `.npz` file.
+/// Loads a checkpoint (its folder, or a log directory for the latest one) or a file of tensors:
+/// `.safetensors`, `.npz`, or PyTorch's `.pt` and `.pth` (see [`pytorch`](super::pytorch)).
 ///
 /// The source must contain exactly the variables that inference needs, with the same shapes.
 /// Otherwise nothing is loaded, and the error lists what is missing, what is unexpected and which
@@ -34,27 +34,34 @@ impl SessionInit for JustCurrentSession {
 #[derive(Clone, Debug)]
 pub struct SaverRestore {
     path: PathBuf,
+    key: Option<String>,
     matching: Matching,
 }
 
 impl SaverRestore {
     /// Loads from `path`.
     pub fn new(path: impl Into<PathBuf>) -> SaverRestore {
-        SaverRestore { path: path.into(), matching: Matching::default() }
+        SaverRestore { path: path.into(), key: None, matching: Matching::default() }
+    }
+
+    /// Loads the dictionary under `key` of a PyTorch file, such as `model_ema`. Without a key, the
+    /// state dict is [found](super::pytorch::read).
+    #[must_use]
+    pub fn key(self, key: impl Into<String>) -> SaverRestore {
+        SaverRestore { key: Some(key.into()), ..self }
     }
 }
 
 impl SessionInit for SaverRestore {
     fn init(&self, session: &Session) -> Result<()> {
-        self.matching.load(&tensor_file::open(&self.path)?, session)
+        self.matching.load(&tensor_file::open(&self.path, self.key.as_deref())?, session)
     }
 }
 
 /// Loads tensors by name. The rules are those of [`SaverRestore`].
 ///
-/// For weights of other frameworks, read the file with
-/// [`safetensors::read`](super::safetensors::read), rename the tensors, and transpose them with
-/// `map_layout`.
+/// For weights of other frameworks, read the file with [`read_tensors`](super::read_tensors), and
+/// translate names and layouts with a [`WeightMap`].
 #[derive(Clone, Debug)]
 pub struct DictRestore {
     tensors: Named,
@@ -108,6 +115,13 @@ macro_rules! matching_setters {
             self.matching.layouts.push((NamePattern::new(pattern), layout));
             self
         }
+
+        /// Translates the names and layouts of another framework.
+        #[must_use]
+        pub fn map(mut self, map: WeightMap) -> $restore {
+            self.matching.map = Some(map);
+            self
+        }
     })*};
 }
 matching_setters!(SaverRestore, DictRestore);
@@ -156,6 +170,17 @@ pub fn smart_init(path: impl AsRef<Path>) -> Result<Box<dyn SessionInit>> {
 /// existing one.
 #[doc(alias = "dump_session_params")]
 pub fn dump_model_variables(session: &Session, path: impl AsRef<Path>) -> Result<()> {
+    tensor_file::write(path.as_ref(), &model_variables(session)?)
+}
+
+/// Writes the variables that inference needs to a `.safetensors` or `.npz` file, with the names and
+/// layouts of another framework. PyTorch reads it with `safetensors.torch.load_file`.
+pub fn export_variables(session: &Session, map: &WeightMap, path: impl AsRef<Path>) -> Result<()> {
+    tensor_file::write(path.as_ref(), &map.export(model_variables(session)?)?)
+}
+
+/// Returns the variables that inference needs.
+fn model_variables(session: &Session) -> Result<Named> {
     let graph = session.graph();
     let mut ids = graph.collection(TRAINABLE_VARIABLES).variables;
     ids.extend(graph.collection(MODEL_VARIABLES).variables);
@@ -165,5 +190,5 @@ pub fn dump_model_variables(session: &Session, path: impl AsRef<Path>) -> Result
         let name = &graph.variables()[id.0 as usize].name;
         Ok((name.clone(), session.read(name)?))
     };
-    tensor_file::write(path.as_ref(), &ids.iter().map(read).collect::<Result<Named>>()?)
+    ids.iter().map(read).collect()
 }

@@ -25,6 +25,9 @@ mod mutate;
 #[path = "../../crates/tensorpack-dataflow/fuzz/targets.rs"]
 #[allow(dead_code)]
 mod targets;
+#[path = "../torch/file_writer.rs"]
+#[allow(dead_code)]
+mod file_writer;
 mod model_files;
 mod parsers;
 mod worker;

@@ -1,12 +1,13 @@
 //! Files of parameters and models. Each parser corrects checksums and lengths, so that mutations
 //! get past them.
 
+use super::file_writer::{Item, Storage, View, archive, legacy, pickle, zip};
 use super::parsers::Parse;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
 use tempfile::TempDir;
-use tensorpack::io::{Checkpoint, CheckpointStore, RunLock, safetensors};
+use tensorpack::io::{Checkpoint, CheckpointStore, RunLock, pytorch, safetensors};
 use tensorpack::predict::{ExportedModel, OfflinePredictor, PredictConfig};
 use tensorpack::prelude::*;
 use tensorpack::tower::TowerFunc;
@@ -68,6 +69,43 @@ pub(crate) fn safetensors_parser() -> Parse {
         for bytes in [bytes, &fixed] {
             fs::write(&path, bytes).expect("a file");
             let _ = safetensors::read_with_metadata(&path);
+        }
+    })
+}
+
+/// Two storages, of f32 and f16.
+fn storages() -> [Storage; 2] {
+    [
+        Storage::f32(&[1.0, 2.0, 3.0, 4.0]),
+        Storage { class: "HalfStorage", size: 2, bytes: vec![0, 60, 0, 64] },
+    ]
+}
+
+/// A PyTorch file in both formats, and its pickle.
+pub(crate) fn pytorch_files() -> Vec<Vec<u8>> {
+    let view = |storage, offset, sizes, strides| Item::Tensor(View { storage, offset, sizes, strides });
+    let weights = Item::Dict(vec![
+        ("conv.weight", view(0, 0, &[2, 2], &[1, 2])),
+        ("conv.bias", view(1, 0, &[2], &[1])),
+        ("part", view(0, 1, &[3], &[1])),
+        ("whole", view(0, 0, &[4], &[1])),
+    ]);
+    let root = Item::Dict(vec![("epoch", Item::Int(3)), ("state_dict", weights)]);
+    vec![archive(&root, &storages()), legacy(&root, &storages()), pickle(&root, &storages(), false)]
+}
+
+/// Reads the bytes as a file, and as the pickle of an archive with correct checksums.
+pub(crate) fn pytorch_parser() -> Parse {
+    let dir = memory_dir();
+    Box::new(move |bytes| {
+        let path = dir.path().join("x.pth");
+        let [a, b] = storages().map(|storage| storage.bytes);
+        let entries = [("data.pkl", bytes.to_vec()), ("data/0", a), ("data/1", b)];
+        let around = zip(&entries.map(|(name, bytes)| (format!("archive/{name}"), bytes)));
+        for bytes in [bytes, &around] {
+            fs::write(&path, bytes).expect("a file");
+            let _ = pytorch::read(&path);
+            let _ = pytorch::read_all(&path);
         }
     })
 }

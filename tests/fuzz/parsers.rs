@@ -66,7 +66,7 @@ macro_rules! data_file {
     };
 }
 
-pub(crate) const PARSERS: [Parser; 16] = [
+pub(crate) const PARSERS: [Parser; 17] = [
     data_file!("cifar", cifar, "cifar": "ten", "hundred"),
     data_file!("gzip", gzip, "gzip": "two-members", "empty", "bomb"),
     data_file!("idx", idx, "idx": "bytes", "ints", "doubles-packed"),
@@ -85,6 +85,12 @@ pub(crate) const PARSERS: [Parser; 16] = [
         max_memory: 6 << 20,
         make_seeds: safetensors_files,
         make: super::model_files::safetensors_parser,
+    },
+    Parser {
+        name: "pytorch",
+        max_memory: 8 << 20,
+        make_seeds: super::model_files::pytorch_files,
+        make: super::model_files::pytorch_parser,
     },
     Parser {
         name: "checkpoint",

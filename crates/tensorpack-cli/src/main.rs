@@ -1,11 +1,12 @@
 //! The command `tensorpack`: installs plugins for the XLA engine and MPI, reports which devices a
-//! machine has, and starts programs as several ranks.
+//! machine has, starts programs as several ranks, and shows and converts files of weights.
 
 mod doctor;
 mod install;
 mod launch;
 mod nvidia;
 mod packages;
+mod weights;
 mod wheel;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -14,9 +15,10 @@ use packages::Package;
 use std::io::{self, ErrorKind, Write, stdout};
 use std::process::ExitCode;
 use tensorpack::Result;
+use weights::WeightsCommand;
 
-/// Installs plugins for the XLA engine and MPI, reports which devices a machine has, and starts
-/// programs as several ranks.
+/// Installs plugins for the XLA engine and MPI, reports which devices a machine has, starts
+/// programs as several ranks, and shows and converts files of weights.
 #[derive(Parser)]
 #[command(name = "tensorpack", version)]
 struct Cli {
@@ -33,6 +35,9 @@ enum Command {
     Doctor,
     /// Start a program as several ranks, with mpiexec: tensorpack launch -n 4 -- PROGRAM.
     Launch(LaunchArgs),
+    /// Show, compare and convert files of weights: safetensors, npz, PyTorch.
+    #[command(subcommand)]
+    Weights(WeightsCommand),
 }
 
 #[derive(Subcommand)]
@@ -62,9 +67,18 @@ fn main() -> Result<ExitCode> {
             printed(writeln!(stdout(), "{}", launch::words(&args.command()?)))
         }
         Some(Command::Launch(args)) => return args.run(),
+        Some(Command::Weights(command)) => return weights(&command),
         None => printed(write!(stdout(), "{}", Cli::command().render_help())),
     }
     .map(|()| ExitCode::SUCCESS)
+}
+
+fn weights(command: &WeightsCommand) -> Result<ExitCode> {
+    // Written at the end, so that a closed pipe is not taken for a broken file.
+    let mut text = Vec::new();
+    let result = command.run(&mut text);
+    printed(stdout().write_all(&text))?;
+    Ok(if result? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Forgives a reader that has seen enough and closed the pipe, such as `head -1`.

@@ -70,10 +70,7 @@ impl ByteSource {
 
     /// Reads `len` bytes at `offset`.
     pub fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            let left = self.len.saturating_sub(offset);
-            return Err(self.error_at(offset, format!("expected {len} more bytes, but only {left} remain")));
-        }
+        self.check_range(offset, len)?;
         let mut bytes = Vec::new();
         let capacity = usize::try_from(len).ok().filter(|&n| bytes.try_reserve_exact(n).is_ok());
         let Some(capacity) = capacity else {
@@ -81,9 +78,24 @@ impl ByteSource {
             return Err(Error::new(ErrorKind::Memory, why).within(&self.name));
         };
         bytes.resize(capacity, 0);
-        self.read_exact_at_offset(offset, &mut bytes)
-            .map_err(|e| Error::from(e).within(format!("{}, byte {offset}", self.name)))?;
+        self.read_into(offset, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Fills `bytes` with those at `offset`.
+    pub fn read_into(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.check_range(offset, bytes.len() as u64)?;
+        self.read_exact_at_offset(offset, bytes)
+            .map_err(|e| Error::from(e).within(format!("{}, byte {offset}", self.name)))
+    }
+
+    /// Checks that there are `len` bytes at `offset`.
+    fn check_range(&self, offset: u64, len: u64) -> Result<()> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            let left = self.len.saturating_sub(offset);
+            return Err(self.error_at(offset, format!("expected {len} more bytes, but only {left} remain")));
+        }
+        Ok(())
     }
 
     /// Reads everything.
@@ -106,7 +118,7 @@ impl ByteSource {
         match &*self.storage {
             Storage::File(file) => read_exact_at(file, bytes, offset),
             Storage::Memory(all) => {
-                // `read` checked the range against `len`, which is the length of this vector.
+                // `read_into` checked the range against `len`, which is the length of this vector.
                 bytes.copy_from_slice(&all[offset as usize..][..bytes.len()]);
                 Ok(())
             }
@@ -181,6 +193,10 @@ mod tests {
             assert_eq!(source.len(), 10);
             assert_eq!(source.read(3, 4).unwrap(), b"3456");
             assert_eq!(source.read(10, 0).unwrap(), b"");
+            let mut four = [0; 4];
+            source.read_into(6, &mut four).unwrap();
+            assert_eq!(&four, b"6789");
+            assert_eq!(source.read_into(7, &mut four).unwrap_err().kind(), ErrorKind::Data);
             assert!(source.read(u64::MAX, 2).is_err());
             let e = source.read(8, 1 << 60).unwrap_err();
             assert!(e.kind() == ErrorKind::Data && e.message().contains("byte 8"), "{e}");

@@ -50,4 +50,5 @@ pub use regular_file::open_regular_file;
 use round_trip::{assert_round_trip, test_samples};
 pub use rows::Rows;
 pub(crate) use tar_archive::Tar;
-pub(crate) use zip_archive::for_each_entry as for_each_zip_entry;
+#[doc(hidden)]
+pub use zip_archive::{StoredEntry, ZipEntry, for_each_entry as for_each_zip_entry};

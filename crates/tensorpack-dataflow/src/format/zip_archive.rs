@@ -19,17 +19,38 @@ use zip::{CompressionMethod, ZipReadOptions};
 
 /// The maximum compression ratio of deflate.
 const MAX_RATIO: u64 = 1032;
+/// The length of the fixed part of a local file header.
+const LOCAL_HEADER: usize = 30;
 
 /// An entry of an archive whose contents have not been read.
-pub(crate) struct ZipEntry<'a> {
+pub struct ZipEntry<'a> {
     name: String,
     entry: ZipFileEntry<'static>,
     reader: &'a mut ByteSourceReader,
     source: &'a ByteSource,
 }
 
+/// The part of a file that holds an uncompressed entry of an archive.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredEntry {
+    /// The offset of the contents in the file.
+    pub offset: u64,
+    /// The number of bytes.
+    pub len: u64,
+    crc32: u32,
+}
+
+impl StoredEntry {
+    /// Returns whether the checksum of the entry is that of `bytes`.
+    pub fn matches(&self, bytes: &[u8]) -> bool {
+        let mut crc = flate2::Crc::new();
+        crc.update(bytes);
+        crc.sum() == self.crc32
+    }
+}
+
 /// Calls `visit` with every entry of an archive, until it breaks.
-pub(crate) fn for_each_entry(
+pub fn for_each_entry(
     source: &ByteSource,
     mut visit: impl FnMut(ZipEntry<'_>) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
@@ -52,12 +73,35 @@ pub(crate) fn for_each_entry(
 }
 
 impl ZipEntry<'_> {
-    pub(crate) fn name(&self) -> &str {
+    /// Returns the path of the entry in the archive.
+    pub fn name(&self) -> &str {
         &self.name
     }
 
+    /// Locates the contents of an uncompressed entry, so that the caller can read them without a
+    /// copy. Returns an error if they are compressed or not inside the file.
+    pub fn stored(&self) -> Result<StoredEntry> {
+        let start = self.entry.header_start();
+        let corrupt = |why: &str| self.source.error_at(start, format!("{}: {why}", self.name));
+        if self.entry.encrypted() || self.entry.compression() != CompressionMethod::Stored {
+            return Err(corrupt("the entry is compressed or encrypted"));
+        }
+        // The name and the extra field of the local header may differ from those of the directory.
+        let mut header = [0; LOCAL_HEADER];
+        self.source.read_into(start, &mut header)?;
+        let [.., name_low, name_high, extra_low, extra_high] = header;
+        let variable = [[name_low, name_high], [extra_low, extra_high]].map(u16::from_le_bytes);
+        let offset = start + LOCAL_HEADER as u64 + variable.iter().map(|&n| u64::from(n)).sum::<u64>();
+        let len = self.entry.size();
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.source.len());
+        if !header.starts_with(b"PK\x03\x04") || len != self.entry.compressed_size() || !fits {
+            return Err(corrupt("impossible size"));
+        }
+        Ok(StoredEntry { offset, len, crc32: self.entry.crc32() })
+    }
+
     /// Reads the entry, or returns an error if it is larger than `max` bytes.
-    pub(crate) fn read(self, max: u64) -> Result<Vec<u8>> {
+    pub fn read(self, max: u64) -> Result<Vec<u8>> {
         let ZipEntry { name, entry, reader, source } = self;
         let (size, compressed) = (entry.size(), entry.compressed_size());
         let start = entry.header_start();
@@ -172,7 +216,11 @@ mod tests {
         assert_eq!(writer.add("b", b"again").unwrap_err().kind(), ErrorKind::Argument);
         writer.finish().unwrap();
         let mut found = Vec::new();
-        for_each_entry(&ByteSource::open(&path).unwrap(), |entry| {
+        let source = ByteSource::open(&path).unwrap();
+        for_each_entry(&source, |entry| {
+            let stored = entry.stored()?;
+            let contents = source.read(stored.offset, stored.len)?;
+            assert!(stored.matches(&contents) && !stored.matches(b"other"));
             found.push((entry.name().to_string(), entry.read(10)?));
             Ok(ControlFlow::Continue(()))
         })

@@ -1,0 +1,84 @@
+//! Weight maps for well-known nets of other packages.
+
+use super::WeightMap;
+
+impl WeightMap {
+    /// Names of the ready maps, for [`WeightMap::ready`].
+    pub const READY: [&str; 6] = [
+        "torchvision_resnet",
+        "torchvision_vgg",
+        "torchvision_mobilenet_v2",
+        "timm_vit",
+        "hf_bert",
+        "same_names",
+    ];
+
+    /// Returns the ready map of this name, or `None` if there is none.
+    pub fn ready(name: &str) -> Option<WeightMap> {
+        match name {
+            "torchvision_resnet" => Some(WeightMap::torchvision_resnet()),
+            "torchvision_vgg" => Some(WeightMap::torchvision_vgg()),
+            "torchvision_mobilenet_v2" => Some(WeightMap::torchvision_mobilenet_v2()),
+            "timm_vit" => Some(WeightMap::timm_vit()),
+            "hf_bert" => Some(WeightMap::hf_bert()),
+            "same_names" => Some(WeightMap::new().same_names()),
+            _ => None,
+        }
+    }
+
+    /// Maps torchvision's ResNets, ResNeXts and Wide ResNets of any depth. Variables have
+    /// torchvision's names with slashes: `layer1.0.bn2` is `layer1/0/bn2`; the shortcut,
+    /// `downsample.0` and `.1` there, is `downsample/conv` and `downsample/bn`.
+    ///
+    /// All convolutions and the first pooling need explicit padding.
+    #[track_caller]
+    pub fn torchvision_resnet() -> WeightMap {
+        WeightMap::new()
+            .conv("conv{i}", "conv{i}")
+            .batch_norm("bn{i}", "bn{i}")
+            .conv("layer{g}.{b}.conv{c}", "layer{g}/{b}/conv{c}")
+            .batch_norm("layer{g}.{b}.bn{c}", "layer{g}/{b}/bn{c}")
+            .conv("layer{g}.{b}.downsample.0", "layer{g}/{b}/downsample/conv")
+            .batch_norm("layer{g}.{b}.downsample.1", "layer{g}/{b}/downsample/bn")
+            .linear("fc", "fc")
+    }
+
+    /// Maps torchvision's VGGs, with and without batch normalization. Variables have torchvision's
+    /// names with slashes: `features/0/W`. The first linear layer follows a flattened image of 512
+    /// channels, 7 by 7.
+    #[track_caller]
+    pub fn torchvision_vgg() -> WeightMap {
+        WeightMap::new().linear_after_flatten("classifier.0", "classifier/0", [512, 7, 7]).same_names()
+    }
+
+    /// Maps torchvision's MobileNetV2 of any width. Variables have torchvision's names with slashes:
+    /// `features/1/conv/0/0/W`.
+    #[track_caller]
+    pub fn torchvision_mobilenet_v2() -> WeightMap {
+        WeightMap::new().linear("classifier.1", "classifier/1").same_names()
+    }
+
+    /// Maps timm's vision transformers of any size. Variables have timm's names with slashes; the
+    /// attention of a block is `blocks/0/attn`, a [`MultiHeadAttention`](crate::nn::MultiHeadAttention).
+    /// The class token and the position embedding are the variables `cls_token` and `pos_embed`.
+    #[track_caller]
+    pub fn timm_vit() -> WeightMap {
+        WeightMap::new()
+            .fused_attention("blocks.{b}.attn", "blocks/{b}/attn")
+            .tensor("cls_token", "cls_token", super::WeightLayout::Unchanged)
+            .tensor("pos_embed", "pos_embed", super::WeightLayout::Unchanged)
+            .same_names()
+    }
+
+    /// Maps Hugging Face's BERT encoders of any size. Variables have their names with slashes;
+    /// embeddings are `embeddings/word`, `embeddings/position` and `embeddings/token_type`, and the
+    /// attention of a layer is `encoder/layer/0/attention`, a
+    /// [`MultiHeadAttention`](crate::nn::MultiHeadAttention).
+    #[track_caller]
+    pub fn hf_bert() -> WeightMap {
+        WeightMap::new()
+            .bert_attention("encoder.layer.{i}.attention", "encoder/layer/{i}/attention")
+            .embedding("embeddings.{kind}_embeddings", "embeddings/{kind}")
+            .same_names()
+    }
+}

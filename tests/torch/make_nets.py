@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Randomly initialised nets of PyTorch, torchvision, timm and transformers, and what they make of an input:
+tests/torch_nets.rs builds the same nets, loads the weights and compares.
+
+Run:  python tests/torch/make_nets.py FOLDER       (needs `pip install torch torchvision timm transformers`)
+"""
+
+import pathlib
+import sys
+
+import timm
+import torch
+import torchvision
+import transformers
+
+FOLDER = pathlib.Path(sys.argv[1])
+torch.manual_seed(7)
+
+
+def save(name, net, *inputs, legacy=False):
+    # Running statistics that are not those of a new net.
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.normal_(module.running_mean, std=0.1)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.bias, std=0.1)
+    net.eval()
+    with torch.no_grad():
+        y = net(*inputs)
+    y = y[0] if isinstance(y, tuple) else y
+    state = {"epoch": 3, "model": net.state_dict()}
+    torch.save(state, FOLDER / f"{name}.pth", _use_new_zipfile_serialization=not legacy)
+    x = inputs[0]
+    # Images here are [batch, height, width, channels]. A view of the same storage: the reader collects it.
+    torch.save({"x": x.permute(0, 2, 3, 1) if x.dim() == 4 else x, "y": y}, FOLDER / f"{name}-values.pt")
+
+
+class Flattened(torch.nn.Module):
+    """The layers of a VGG, small: the classifier follows a flattened image."""
+
+    def __init__(self):
+        super().__init__()
+        conv = [torch.nn.Conv2d(3, 6, 3, padding=1), torch.nn.BatchNorm2d(6), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
+        self.features = torch.nn.Sequential(*conv)
+        self.classifier = torch.nn.Sequential(torch.nn.Linear(6 * 4 * 5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+
+    def forward(self, x):
+        return self.classifier(torch.flatten(self.features(x), 1))
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        torch.nn.init.normal_(self.attention.in_proj_bias)
+        torch.nn.init.normal_(self.attention.out_proj.bias)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn = kind(5, 4, num_layers=2, batch_first=True)
+
+    def forward(self, x):
+        return self.rnn(x)[0]
+
+
+save("resnet18", torchvision.models.resnet18(), torch.randn(2, 3, 64, 64))
+save("mobilenet_v2", torchvision.models.mobilenet_v2(), torch.randn(2, 3, 64, 64))
+save("flattened", Flattened(), torch.randn(2, 3, 8, 10), legacy=True)
+save("attention", Attention(), torch.randn(2, 6, 8))
+save("lstm", Recurrent(torch.nn.LSTM), torch.randn(2, 6, 5), legacy=True)
+save("gru", Recurrent(torch.nn.GRU), torch.randn(2, 6, 5))
+
+VISION = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+net = timm.models.vision_transformer.VisionTransformer(**VISION)
+for name, parameter in net.named_parameters():
+    if name.endswith("bias") or name in ("cls_token", "pos_embed"):
+        torch.nn.init.normal_(parameter)
+save("timm_vit", net, torch.randn(2, 3, 32, 32))
+
+
+class Bert(torch.nn.Module):
+    """Takes ids as floats and returns the hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = transformers.BertConfig(**sizes, intermediate_size=16, max_position_embeddings=6)
+        self.bert = transformers.BertModel(config)
+        for name, parameter in self.bert.named_parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+
+    def forward(self, x):
+        return self.bert(x.long()).last_hidden_state
+
+
+save("hf_bert", Bert(), torch.randint(0, 20, (2, 6)).float())
