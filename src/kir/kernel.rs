@@ -1,6 +1,6 @@
 //! The kinds of kernels.
 
-use super::{Argsort, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Pool, ReduceKind, View};
+use super::{Argsort, Attention, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Pool, ReduceKind, View};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -114,6 +114,23 @@ pub enum GatherKind {
     /// Reads integers (`rows` and `indices` are the same view) and returns them unchanged. A zero
     /// ends the run with an error.
     NonZero,
+}
+
+/// What an attention kernel computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttentionKind {
+    /// Reads queries, keys, values and what exists of key mask, bias and dropout seeds; returns the
+    /// result `[batch, queries, heads, value_width]` and the logarithms of the sums of exponentials
+    /// `[batch, heads, queries]`, which are 0 where all keys are masked.
+    Forward,
+    /// Reads what `Forward` reads, its two results and the gradient of the first; returns the
+    /// gradients of queries, keys and values.
+    Grad,
+    /// Reads what `Grad` reads; returns the gradient of the scores `[batch, heads, queries, keys]`,
+    /// which is that of a bias.
+    ScoreGrad,
+    /// Reads the dropout seeds; returns the factors of dropout `[batch, heads, queries, keys]`.
+    DropoutFactors,
 }
 
 /// A custom kernel: a function of dense host tensors. See `docs/extend/op.md`.
@@ -239,6 +256,16 @@ pub enum Kernel {
         /// Whether only updates of variables use the sum: then it need not be there before them.
         deferred: bool,
     },
+    /// Attention or its gradient. Inputs are dense, except bf16 and the bias, which may have any
+    /// strides.
+    Attention {
+        /// What is computed.
+        kind: AttentionKind,
+        /// The sizes and masks.
+        attention: Attention,
+        /// The inputs.
+        inputs: Vec<View>,
+    },
     /// A custom kernel.
     Custom {
         /// The function.
@@ -257,7 +284,9 @@ impl Kernel {
                 let more = epilogue.iter().flat_map(|e| &e.operands);
                 [lhs, rhs].into_iter().chain(more).collect()
             }
-            Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter().collect(),
+            Kernel::Pool { inputs, .. }
+            | Kernel::Attention { inputs, .. }
+            | Kernel::Custom { inputs, .. } => inputs.iter().collect(),
             Kernel::Concat { parts, .. } => parts.iter().collect(),
             Kernel::Gather { rows, indices, .. } => vec![rows, indices],
             Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
@@ -278,7 +307,9 @@ impl Kernel {
                 let more = epilogue.iter_mut().flat_map(|e| &mut e.operands);
                 [lhs, rhs].into_iter().chain(more).collect()
             }
-            Kernel::Pool { inputs, .. } | Kernel::Custom { inputs, .. } => inputs.iter_mut().collect(),
+            Kernel::Pool { inputs, .. }
+            | Kernel::Attention { inputs, .. }
+            | Kernel::Custom { inputs, .. } => inputs.iter_mut().collect(),
             Kernel::Concat { parts, .. } => parts.iter_mut().collect(),
             Kernel::Gather { rows, indices, .. } => vec![rows, indices],
             Kernel::Copy(src) | Kernel::Pad { src, .. } => vec![src],
@@ -320,6 +351,12 @@ impl Kernel {
             Kernel::Argsort { .. } => "argsort",
             Kernel::Random { .. } => "random",
             Kernel::AllReduce { .. } => "all-reduce",
+            Kernel::Attention { kind, .. } => match kind {
+                AttentionKind::Forward => "attention",
+                AttentionKind::Grad => "attention-grad",
+                AttentionKind::ScoreGrad => "attention-score-grad",
+                AttentionKind::DropoutFactors => "attention-dropout",
+            },
             Kernel::Custom { .. } => "custom",
         }
     }

@@ -4,6 +4,7 @@
 mod activation;
 mod all_reduce;
 mod any;
+mod attention;
 mod binary;
 mod broadcast;
 mod cast;
@@ -50,6 +51,7 @@ mod unpool;
 mod window;
 mod with_gradient;
 
+pub use attention::AttentionOptions;
 pub use conv1d::Conv1dOptions;
 pub use conv2d::Conv2dOptions;
 pub use cumsum::CumsumOptions;

@@ -5,7 +5,7 @@ use super::gather::{self, BadIndex};
 use super::random::{self, Key, Offset};
 use super::spmd::SpmdProgram;
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
-use super::{bf16, collectives, cumsum, expr, pool, reduce, sort, view};
+use super::{attention, bf16, collectives, cumsum, expr, pool, reduce, sort, view};
 use crate::graph::split_tower;
 use crate::kir::{
     self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
@@ -320,6 +320,10 @@ impl<'a> ModuleWriter<'a> {
                     None => Offset::Known(*first),
                 };
                 vec![random::uniform(&mut self.w, &key, stream, &first, len, *dtype)]
+            }
+            Kernel::Attention { kind, attention, inputs } => {
+                let inputs = self.read_all(inputs);
+                attention::write(&mut self.w, *kind, attention, &inputs, self.precision)
             }
             Kernel::AllReduce { input, .. } => {
                 let input = self.read(input);
