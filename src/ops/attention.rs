@@ -698,7 +698,7 @@ impl Tensor {
             };
             let mut inputs = vec![self, keys, values];
             inputs.extend(mask.as_ref().into_iter().chain(&bias).chain(&seeds));
-            Tensor::apply_one(Attention(form), &inputs)
+            Tensor::apply(Attention(form), &inputs).swap_remove(0)
         })
     }
 }
