@@ -14,6 +14,7 @@ use tensorpack_tensor::Error;
 pub struct MultiHeadAttention {
     heads: usize,
     kv_heads: Option<usize>,
+    rotary: Option<f64>,
     causal: bool,
     dropout: f64,
     bias: bool,
@@ -26,6 +27,7 @@ impl MultiHeadAttention {
         MultiHeadAttention {
             heads,
             kv_heads: None,
+            rotary: None,
             causal: false,
             dropout: 0.0,
             bias: true,
@@ -38,6 +40,14 @@ impl MultiHeadAttention {
     #[must_use]
     pub fn kv_heads(self, kv_heads: usize) -> MultiHeadAttention {
         MultiHeadAttention { kv_heads: Some(kv_heads), ..self }
+    }
+
+    /// Applies a rotary position embedding with this base (usually 10,000) to queries and keys; see
+    /// [`Tensor::rotary_embedding`]. The features of a head must be even.
+    #[must_use]
+    #[doc(alias = "rope")]
+    pub fn rotary(self, base: f64) -> MultiHeadAttention {
+        MultiHeadAttention { rotary: Some(base), ..self }
     }
 
     /// Applies a causal mask: each position attends only to itself and earlier positions.
@@ -117,14 +127,18 @@ impl MultiHeadAttention {
             let split = |x: &Tensor, heads: usize| x.split_dim(2, &[heads as isize, width as isize]);
             let query = split(&linear(features).apply(t, "query", x), self.heads);
             // A key bias would add the same value to all scores of a query; the softmax cancels it.
-            let key = linear(kv_heads * width).no_bias().apply(t, "key", memory);
-            let value = linear(kv_heads * width).apply(t, "value", memory);
+            let key = split(&linear(kv_heads * width).no_bias().apply(t, "key", memory), kv_heads);
+            let value = split(&linear(kv_heads * width).apply(t, "value", memory), kv_heads);
+            let [query, key] = match self.rotary {
+                Some(base) => [query, key].map(|x| x.rotary_embedding(base)),
+                None => [query, key],
+            };
             let options = if self.causal { options.clone().causal() } else { options.clone() };
             let options = match self.dropout {
                 rate if rate != 0.0 && t.is_training() => options.dropout(rate),
                 _ => options,
             };
-            let attended = query.attention(&split(&key, kv_heads), &split(&value, kv_heads), &options);
+            let attended = query.attention(&key, &value, &options);
             linear(features).apply(t, "out", &attended.merge_dims(2, 2))
         })
     }

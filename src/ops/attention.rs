@@ -626,10 +626,15 @@ impl<'a> SecondOrder<'a> {
             let [query, key] = [-2, -1].map(|axis| scores.iota_like(axis, DType::I64));
             visible = visible.logical_and(&key.less_equal(&query));
         }
-        // Finite, and so low that the weight is zero unless all keys are masked.
-        let scores = visible.select(&scores, &scores.constant_like(-1e30));
-        let weights = scores.softmax();
-        visible.select(&weights, &weights.zero())
+        // A softmax does not depend on what is subtracted from the scores. The sums of exponentials
+        // are at hand, and unlike the maximum they exist if there are no keys.
+        let shift = self.cx.input(at.count + 1).stop_gradient().expand_dims(3);
+        let powers = visible.select(&(&scores - shift), &scores.zero()).exp();
+        let powers = visible.select(&powers, &powers.zero());
+        let sum = powers.sum_keep(&[-1]);
+        // All keys are masked.
+        let none = sum.equal(&sum.zero());
+        powers / none.select(&sum.one(), &sum)
     }
 }
 

@@ -37,6 +37,7 @@ mod reduce;
 mod reshape;
 mod resize;
 mod reverse;
+mod rotary_embedding;
 mod same_dims;
 mod select;
 mod silu;
