@@ -2,7 +2,7 @@
 
 use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Graph, Op, Tensor, TensorSpec};
-use tensorpack::nn::MultiHeadAttention;
+use tensorpack::nn::{Linear, MultiHeadAttention};
 use tensorpack::ops::AttentionOptions;
 use tensorpack::optim::{Sgd, minimize};
 use tensorpack::runtime::{Session, SessionOptions};
@@ -17,33 +17,46 @@ fn random(name: &str, sizes: &[usize]) -> HostTensor {
 }
 
 /// A training step of one attention layer on `time` positions, and its input.
-fn training(time: usize) -> (Session, Tensor, Op, HostTensor) {
+fn training(
+    time: usize,
+    layer: impl Fn(&TowerContext, &Tensor) -> Tensor,
+) -> (Session, Tensor, Op, HostTensor) {
     let graph = Graph::new();
     let t = TowerContext::training(&graph);
     let x = graph.placeholder(&TensorSpec::f32("x", [Some(1), Some(time), Some(16)]));
-    let y = MultiHeadAttention::new(1).causal().dropout(0.1).apply(&t, "attention", &x);
-    let cost = y.square().mean();
+    let cost = layer(&t, &x).square().mean();
     cost.mark_cost();
     let train = minimize(&cost, &Sgd::new(0.1)).unwrap();
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     (session, cost, train, random("x", &[1, time, 16]))
 }
 
+fn tiled(t: &TowerContext, x: &Tensor) -> Tensor {
+    MultiHeadAttention::new(1).causal().dropout(0.1).apply(t, "attention", x)
+}
+
+/// Attention composed of products and a softmax.
+fn composed(t: &TowerContext, x: &Tensor) -> Tensor {
+    let y = Linear::new(16).last_axis().apply(t, "linear", x);
+    y.matmul(&y.matrix_transpose()).softmax().matmul(&y)
+}
+
 /// Returns the bytes of the arena, which holds all temporaries.
-fn arena_bytes(time: usize) -> usize {
-    let (session, cost, train, x) = training(time);
+fn arena_bytes(time: usize, layer: impl Fn(&TowerContext, &Tensor) -> Tensor) -> usize {
+    let (session, cost, train, x) = training(time, layer);
     let plan = session.plan_text(&[&cost, &train], &[("x", &x)]).unwrap();
-    assert!(plan.contains("attention"), "{plan}");
     let line = plan.lines().find(|l| l.starts_with("arena")).expect("the plan states the arena");
     line.split(' ').nth(1).expect("a number").parse().unwrap()
 }
 
 #[test]
 fn memory_of_training_grows_linearly_with_time() {
-    let [short, long] = [4096, 8192].map(arena_bytes);
+    let [short, long] = [4096, 8192].map(|time| arena_bytes(time, tiled));
     assert!(long <= 2 * short + (1 << 16), "{short} bytes at 4096, {long} at 8192");
-    assert!(long < 8192 * 8192 / 8, "{long} bytes at 8192 positions");
-    let (session, cost, train, x) = training(8192);
+    let scores = 8192 * 8192 * 4;
+    assert!(long < scores / 16, "{long} bytes at 8192 positions, whose scores take {scores}");
+    assert!(arena_bytes(8192, composed) > scores, "the plan counts scores that are stored");
+    let (session, cost, train, x) = training(8192, tiled);
     let losses: Vec<f64> = (0..2)
         .map(|_| session.run(&[&cost, &train], &[("x", &x)]).unwrap()[0].to_scalar().unwrap())
         .collect();

@@ -73,6 +73,9 @@ pub(super) unsafe fn run<T: Real>(
             let first = if attention.causal { key / QUERIES * QUERIES } else { 0 };
             for query in (first..attention.queries).step_by(QUERIES) {
                 let queries = (attention.queries - query).min(QUERIES);
+                // Keys after the last query of the block are not seen; those of the block before
+                // them are packed all the same.
+                let keys = if attention.causal { keys.min(query + queries - key) } else { keys };
                 let block = ScoreBlock { example, head, query, queries, key, keys };
                 let query_at = attention.query_row(example, head, query, width);
                 let grad_at = attention.query_row(example, head, query, value_width);
