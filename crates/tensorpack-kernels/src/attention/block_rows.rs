@@ -111,6 +111,7 @@ fn fold<T: Real>(row: &[T], first: T, combine: impl Fn(T, T) -> T) -> T {
 /// # Safety
 /// The pointers of the row are valid for its keys.
 #[inline(always)]
+#[expect(clippy::mut_from_ref, reason = "the row points at scores that it does not borrow")]
 unsafe fn scores_body<T: Real>(row: &Row<T>) -> &mut [T] {
     // SAFETY: guaranteed by the caller, who has the scores to itself.
     let scores = unsafe { std::slice::from_raw_parts_mut(row.scores, row.keys) };
