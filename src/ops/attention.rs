@@ -791,12 +791,28 @@ mod tests {
         }),
         case("Attention with dropout", Twice, |draw| {
             let (mut drawn, options) = (drawn(draw), options(draw));
-            let [batch, _, _, keys] = drawn.sizes;
+            let [batch, heads, _, keys] = drawn.sizes;
             drawn.inputs.push(Input::new(draw, [batch, keys], Elements::Bools));
             drawn.inputs.push(Input::floats(draw, drawn.sizes, Any));
+            // Seeds that are the same in every run, for finite differences.
+            drawn.inputs.push(Input::new(draw, [batch, heads, 2], Elements::Below(DType::I32, 1 << 24)));
+            let form = Form {
+                scale: options.scale.map(FloatBits::new),
+                causal: options.causal,
+                mask: true,
+                bias: true,
+                dropout: Some(FloatBits::new(0.3)),
+            };
             Trial::new(drawn.inputs, move |x| {
-                let options = options.clone().dropout(0.3).key_mask(&x[3]).bias(&x[4]);
-                vec![x[0].attention(&x[1], &x[2], &options)]
+                let seeds = x[5].cast(x[0].dtype()) * (1.0 / f64::from(1u32 << 24));
+                let inputs = [&x[0], &x[1], &x[2], &x[3], &x[4], &seeds];
+                vec![Tensor::apply(Attention(form), &inputs).swap_remove(0)]
+            })
+        }),
+        case("Attention with drawn dropout", Never("every run draws new numbers"), |draw| {
+            let (drawn, options) = (drawn(draw), options(draw));
+            Trial::new(drawn.inputs, move |x| {
+                vec![x[0].attention(&x[1], &x[2], &options.clone().dropout(0.3))]
             })
         }),
     ];
