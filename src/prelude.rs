@@ -11,7 +11,9 @@ pub use crate::nn::{
     Gru, GruCell, InstanceNorm, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout, MultiHeadAttention,
     PRelu, describe_trainables, l1_regularizer, l2_regularizer, regularize_cost,
 };
-pub use crate::ops::{Conv1dOptions, Conv2dOptions, CumsumOptions, Layout, Padding, PoolOptions, Random};
+pub use crate::ops::{
+    AttentionOptions, Conv1dOptions, Conv2dOptions, CumsumOptions, Layout, Padding, PoolOptions, Random,
+};
 pub use crate::optim::gradproc::{
     FilterGradient, GlobalNormClip, GradProcessor, MapGradient, ScaleGradient, SummaryGradient, ValueClip,
 };

@@ -4,6 +4,7 @@
 //! choices of an engine. `check` bounds all products of sizes, so that engines multiply them
 //! without overflow.
 
+use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{AxisWindows, Error, ErrorKind, Result, check_extent, check_positive};
 
 /// A batched matrix product: `out[b, m, n] = sum over k of lhs[b, m, k] * rhs[b, k, n]`.
@@ -259,6 +260,100 @@ impl Argsort {
             )));
         }
         check_extent("rows", &[self.rows, self.len])
+    }
+}
+
+/// An f64 attribute, compared by its bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FloatBits(u64);
+
+impl FloatBits {
+    /// Stores a number.
+    pub fn new(value: f64) -> FloatBits {
+        FloatBits(value.to_bits())
+    }
+
+    /// Returns the number.
+    pub fn value(self) -> f64 {
+        f64::from_bits(self.0)
+    }
+}
+
+/// Scaled dot-product attention of queries `[batch, queries, heads, width]` to keys `[batch, keys,
+/// kv_heads, width]` with values `[batch, keys, kv_heads, value_width]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Attention {
+    /// Number of examples.
+    pub batch: usize,
+    /// Number of query heads.
+    pub heads: usize,
+    /// Number of key and value heads, a divisor of `heads`; consecutive query heads share one.
+    pub kv_heads: usize,
+    /// Number of queries.
+    pub queries: usize,
+    /// Number of keys.
+    pub keys: usize,
+    /// Features of a query and of a key.
+    pub width: usize,
+    /// Features of a value.
+    pub value_width: usize,
+    /// The factor of the scores.
+    pub scale: FloatBits,
+    /// Whether query `i` sees only keys up to `i`.
+    pub causal: bool,
+    /// Whether there is a key mask, bool `[batch, keys]`; keys that are false are ignored.
+    pub mask: bool,
+    /// Whether there is a bias of the scores, `[batch, heads, queries, keys]` with any strides.
+    pub bias: bool,
+    /// The rate of dropout; its seeds are uniform numbers, `[batch, heads, 2]`.
+    pub dropout: Option<FloatBits>,
+}
+
+impl Attention {
+    /// Checks that no product of the sizes overflows and that `kv_heads` divides `heads`.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            let why = format!("{} key heads do not divide {} query heads", self.kv_heads, self.heads);
+            return Err(Error::argument(why));
+        }
+        let rate = self.dropout.map_or(0.0, FloatBits::value);
+        if !(0.0..1.0).contains(&rate) {
+            return Err(Error::argument(format!("the dropout rate is {rate}, but must be in 0..1")));
+        }
+        let width = self.width.max(self.value_width).max(2);
+        check_extent("queries", &[self.batch, self.queries, self.heads, width])?;
+        check_extent("keys", &[self.batch, self.keys, self.kv_heads, width])?;
+        check_extent("scores", &self.score_sizes())
+    }
+
+    /// Returns the number of elements of the queries.
+    pub(crate) fn queries_len(&self) -> usize {
+        self.batch * self.queries * self.heads * self.width
+    }
+
+    /// Returns the number of elements of the keys.
+    pub(crate) fn keys_len(&self) -> usize {
+        self.batch * self.keys * self.kv_heads * self.width
+    }
+
+    /// Returns the number of elements of the values.
+    pub(crate) fn values_len(&self) -> usize {
+        self.batch * self.keys * self.kv_heads * self.value_width
+    }
+
+    /// Returns the number of elements of the result.
+    pub(crate) fn out_len(&self) -> usize {
+        self.batch * self.queries * self.heads * self.value_width
+    }
+
+    /// Returns the number of sums of exponentials.
+    pub(crate) fn log_sums_len(&self) -> usize {
+        self.batch * self.heads * self.queries
+    }
+
+    /// Returns the sizes of the scores.
+    pub(crate) fn score_sizes(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.queries, self.keys]
     }
 }
 

@@ -1,6 +1,8 @@
 //! The kinds of kernels.
 
-use super::{Argsort, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Pool, ReduceKind, Shards, View};
+use super::{
+    Argsort, Attention, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Pool, ReduceKind, Shards, View,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -114,6 +116,23 @@ pub enum GatherKind {
     /// Reads integers (`rows` and `indices` are the same view) and returns them unchanged. A zero
     /// ends the run with an error.
     NonZero,
+}
+
+/// What an attention kernel computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttentionKind {
+    /// Reads queries, keys, values and what exists of key mask, bias and dropout seeds; returns the
+    /// result `[batch, queries, heads, value_width]` and the logarithms of the sums of exponentials
+    /// `[batch, heads, queries]`, which are 0 where all keys are masked.
+    Forward,
+    /// Reads what `Forward` reads, its two results and the gradient of the first; returns the
+    /// gradients of queries, keys and values.
+    Grad,
+    /// Reads what `Grad` reads; returns the gradient of the scores `[batch, heads, queries, keys]`,
+    /// which is that of a bias.
+    ScoreGrad,
+    /// Reads the dropout seeds; returns the factors of dropout `[batch, heads, queries, keys]`.
+    DropoutFactors,
 }
 
 /// A custom kernel: a function of dense host tensors. See `docs/extend/op.md`.
@@ -266,6 +285,16 @@ pub enum Kernel {
         /// Who has which shard.
         shards: Shards,
     },
+    /// Attention or its gradient. Inputs are dense, except bf16 and the bias, which may have any
+    /// strides.
+    Attention {
+        /// What is computed.
+        kind: AttentionKind,
+        /// The sizes and masks.
+        attention: Attention,
+        /// The inputs.
+        inputs: Vec<View>,
+    },
     /// A custom kernel.
     Custom {
         /// The function.
@@ -286,6 +315,7 @@ impl Kernel {
             }
             Kernel::Pool { inputs, .. }
             | Kernel::AllGather { inputs, .. }
+            | Kernel::Attention { inputs, .. }
             | Kernel::Custom { inputs, .. } => inputs.iter().collect(),
             Kernel::Concat { parts, .. } => parts.iter().collect(),
             Kernel::Gather { rows, indices, .. } => vec![rows, indices],
@@ -311,6 +341,7 @@ impl Kernel {
             }
             Kernel::Pool { inputs, .. }
             | Kernel::AllGather { inputs, .. }
+            | Kernel::Attention { inputs, .. }
             | Kernel::Custom { inputs, .. } => inputs.iter_mut().collect(),
             Kernel::Concat { parts, .. } => parts.iter_mut().collect(),
             Kernel::Gather { rows, indices, .. } => vec![rows, indices],
@@ -358,6 +389,12 @@ impl Kernel {
             Kernel::ReduceScatter { .. } => "reduce-scatter",
             Kernel::Shard { .. } => "shard",
             Kernel::AllGather { .. } => "all-gather",
+            Kernel::Attention { kind, .. } => match kind {
+                AttentionKind::Forward => "attention",
+                AttentionKind::Grad => "attention-grad",
+                AttentionKind::ScoreGrad => "attention-score-grad",
+                AttentionKind::DropoutFactors => "attention-dropout",
+            },
             Kernel::Custom { .. } => "custom",
         }
     }

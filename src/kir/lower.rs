@@ -1,8 +1,9 @@
 //! The context of an operation's `lower`: its inputs, and methods that emit kernels.
 
 use super::{
-    Argsort, BufferKind, Class, ContractKind, Cumsum, CustomKernel, Expr, ExprBuilder, GatherKind,
-    GatherScatter, Kernel, KernelNode, MapBody, Origin, Pool, PoolKind, Program, ReduceKind, Reg, View,
+    Argsort, Attention, AttentionKind, BufferKind, Class, ContractKind, Cumsum, CustomKernel, Expr,
+    ExprBuilder, GatherKind, GatherScatter, Kernel, KernelNode, MapBody, Origin, Pool, PoolKind, Program,
+    ReduceKind, Reg, View,
 };
 use std::sync::Arc;
 use tensorpack_tensor::{DType, HostTensor};
@@ -308,6 +309,16 @@ impl LowerCx<'_> {
         let input = self.dense(input);
         let (dtype, sizes) = (input.dtype, input.sizes.clone());
         self.one(Kernel::AllReduce { key: key.to_string(), input, deferred, wire }, dtype, sizes)
+    }
+
+    /// Emits attention or its gradient for all outputs. bf16 is computed in f32. The bias may have
+    /// any strides; other inputs that are not dense are copied first.
+    pub fn attention(&mut self, kind: AttentionKind, attention: Attention, inputs: &[View]) -> Vec<View> {
+        let is_bias = |i: usize| attention.bias && i == 3 + usize::from(attention.mask);
+        let inputs = inputs.iter().enumerate();
+        let inputs = inputs.map(|(i, v)| if is_bias(i) { v.clone() } else { self.operand(v) }).collect();
+        let outputs = self.outputs.to_vec();
+        self.emit(Kernel::Attention { kind, attention, inputs }, &outputs)
     }
 
     /// Emits a custom kernel that reads all inputs and computes all outputs.

@@ -15,9 +15,11 @@ mod shards;
 mod validate;
 mod view;
 
-pub use descriptors::{Argsort, Conv2d, Cumsum, GatherScatter, MatMul, Pool};
+pub use descriptors::{Argsort, Attention, Conv2d, Cumsum, FloatBits, GatherScatter, MatMul, Pool};
 pub use expr_builder::ExprBuilder;
-pub use kernel::{ContractKind, CustomKernel, Epilogue, GatherKind, Kernel, MapBody, PoolKind};
+pub use kernel::{
+    AttentionKind, ContractKind, CustomKernel, Epilogue, GatherKind, Kernel, MapBody, PoolKind,
+};
 pub use lower::LowerCx;
 pub(crate) use lower::compact;
 pub use program::{Buffer, BufferId, BufferKind, KernelNode, Origin, Program, Update};

@@ -8,8 +8,8 @@
 use super::descriptors::padded_sizes;
 use super::view::elements;
 use super::{
-    Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, GatherKind, Kernel, KernelNode, MapBody, Pool,
-    PoolKind, Program, ReduceKind, Reg, Shards, Step, View,
+    Attention, AttentionKind, Binary, Buffer, BufferId, BufferKind, ContractKind, Expr, GatherKind, Kernel,
+    KernelNode, MapBody, Pool, PoolKind, Program, ReduceKind, Reg, Shards, Step, View,
 };
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, element_count};
 
@@ -314,6 +314,7 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
                 shard(shards, input.len(), out.len())
             })
         }
+        Kernel::Attention { kind, attention, inputs } => attention_kernel(*kind, attention, inputs, outputs),
         Kernel::Custom { inputs, .. } => inputs.iter().try_for_each(|v| dense("an input", v, v.len())),
     }
 }
@@ -418,6 +419,94 @@ fn pool_kernel(kind: PoolKind, pool: &Pool, inputs: &[View], outputs: &[&Buffer]
     if writes_positions {
         require_dtype("the positions", outputs[1].dtype, &[DType::U8])?;
         require_len("the positions", outputs[1].len(), y)?;
+    }
+    Ok(())
+}
+
+fn attention_kernel(
+    kind: AttentionKind,
+    attention: &Attention,
+    inputs: &[View],
+    outputs: &[&Buffer],
+) -> Result<()> {
+    attention.check()?;
+    let [queries, keys, values] = [attention.queries_len(), attention.keys_len(), attention.values_len()];
+    let (out, log_sums) = (attention.out_len(), attention.log_sums_len());
+    let scores = elements(&attention.score_sizes());
+    let seeds = 2 * attention.batch * attention.heads;
+    // Names and lengths of the inputs whose type is that of the computation, or bf16.
+    let mut wanted = vec![("the queries", queries), ("the keys", keys), ("the values", values)];
+    let (mut mask, mut log_sums_at) = (None, None);
+    match kind {
+        AttentionKind::DropoutFactors => {
+            require(attention.dropout.is_some(), ErrorKind::Argument, || {
+                "factors of dropout without dropout".into()
+            })?;
+            wanted = vec![("the seeds", seeds)];
+        }
+        _ => {
+            if attention.mask {
+                mask = Some(wanted.len());
+                wanted.push(("the key mask", attention.batch * attention.keys));
+            }
+            if attention.bias {
+                wanted.push(("the bias", scores));
+            }
+            if attention.dropout.is_some() {
+                wanted.push(("the seeds", seeds));
+            }
+            if kind != AttentionKind::Forward {
+                log_sums_at = Some(wanted.len() + 1);
+                wanted.extend([
+                    ("the result", out),
+                    ("the sums of exponentials", log_sums),
+                    ("the result's gradient", out),
+                ]);
+            }
+        }
+    }
+    require_count("inputs", inputs.len(), wanted.len())?;
+    let made: &[usize] = match kind {
+        AttentionKind::Forward => &[out, log_sums],
+        AttentionKind::Grad => &[queries, keys, values],
+        AttentionKind::ScoreGrad | AttentionKind::DropoutFactors => &[scores],
+    };
+    require_count("outputs", outputs.len(), made.len())?;
+    let dtype = match kind {
+        AttentionKind::DropoutFactors => outputs[0].dtype,
+        _ => inputs[0].dtype,
+    };
+    require_dtype("the input", dtype, &FLOATS)?;
+    // What is not rounded to bf16: statistics and random numbers.
+    let wide = if dtype == DType::Bf16 { DType::F32 } else { dtype };
+    for (i, (view, (what, len))) in inputs.iter().zip(wanted).enumerate() {
+        match what {
+            "the bias" => {
+                require_dtype(what, view.dtype, &[wide])?;
+                same_sizes(what, &view.sizes, &attention.score_sizes())?;
+            }
+            "the seeds" => {
+                require_dtype(what, view.dtype, &[wide])?;
+                dense(what, view, len)?;
+            }
+            _ if Some(i) == mask => {
+                require_dtype(what, view.dtype, &[DType::Bool])?;
+                dense(what, view, len)?;
+            }
+            _ if Some(i) == log_sums_at => {
+                require_dtype(what, view.dtype, &[wide])?;
+                dense(what, view, len)?;
+            }
+            _ => {
+                require_dtype(what, view.dtype, &[dtype])?;
+                operand(what, view, len)?;
+            }
+        }
+    }
+    for (i, (buffer, &len)) in outputs.iter().zip(made).enumerate() {
+        let statistics = kind == AttentionKind::Forward && i == 1;
+        require_dtype("an output", buffer.dtype, &[if statistics { wide } else { dtype }])?;
+        require_len("an output", buffer.len(), len)?;
     }
     Ok(())
 }

@@ -1,19 +1,20 @@
 //! Multi-head attention (Vaswani et al., 2017).
 
+use super::Linear;
 use super::bias::channels;
-use super::{Dropout, Linear};
 use crate::graph::{Init, Tensor};
+use crate::ops::AttentionOptions;
 use crate::tower::TowerContext;
-use tensorpack_tensor::{DType, Error};
+use tensorpack_tensor::Error;
 
-/// The score of a masked position: finite, yet so low that its softmax weight is zero.
-const MASKED_SCORE: f64 = -1e30;
-
-/// Multi-head scaled dot-product attention: `softmax(q k^T / sqrt(d)) v` for each head, then the
-/// concatenated heads through a linear layer.
+/// Multi-head scaled dot-product attention: [`Tensor::attention`] of linear projections for each
+/// head, then the concatenated heads through a linear layer. The CPU engine does not store the
+/// attention weights, so memory grows linearly with the length of the sequence.
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     heads: usize,
+    kv_heads: Option<usize>,
+    rotary: Option<f64>,
     causal: bool,
     dropout: f64,
     bias: bool,
@@ -23,7 +24,30 @@ pub struct MultiHeadAttention {
 impl MultiHeadAttention {
     /// Creates a layer with this many heads, which must divide the number of features.
     pub fn new(heads: usize) -> MultiHeadAttention {
-        MultiHeadAttention { heads, causal: false, dropout: 0.0, bias: true, init: Init::xavier() }
+        MultiHeadAttention {
+            heads,
+            kv_heads: None,
+            rotary: None,
+            causal: false,
+            dropout: 0.0,
+            bias: true,
+            init: Init::xavier(),
+        }
+    }
+
+    /// Sets the number of key and value heads (default: as many as query heads), which must divide
+    /// the number of query heads: grouped-query attention (Ainslie et al., 2023).
+    #[must_use]
+    pub fn kv_heads(self, kv_heads: usize) -> MultiHeadAttention {
+        MultiHeadAttention { kv_heads: Some(kv_heads), ..self }
+    }
+
+    /// Applies a rotary position embedding with this base (usually 10,000) to queries and keys; see
+    /// [`Tensor::rotary_embedding`]. The features of a head must be even.
+    #[must_use]
+    #[doc(alias = "rope")]
+    pub fn rotary(self, base: f64) -> MultiHeadAttention {
+        MultiHeadAttention { rotary: Some(base), ..self }
     }
 
     /// Applies a causal mask: each position attends only to itself and earlier positions.
@@ -61,10 +85,26 @@ impl MultiHeadAttention {
     /// `memory`, a sequence with its own length and number of features.
     #[track_caller]
     pub fn apply_to(&self, t: &TowerContext, name: &str, x: &Tensor, memory: &Tensor) -> Tensor {
+        self.apply_with(t, name, x, memory, &AttentionOptions::default())
+    }
+
+    /// Like [`MultiHeadAttention::apply_to`], with a padding mask, a bias or another scale:
+    /// `AttentionOptions::default().lengths(&lengths)` ignores the padding at the end of each
+    /// sequence of `memory`. A causal mask and dropout of the layer apply as well.
+    #[track_caller]
+    pub fn apply_with(
+        &self,
+        t: &TowerContext,
+        name: &str,
+        x: &Tensor,
+        memory: &Tensor,
+        options: &AttentionOptions,
+    ) -> Tensor {
         t.layer(name, x, |t| {
             if x.is_poison() || memory.is_poison() {
                 return Tensor::poison(x.graph());
             }
+            let kv_heads = self.kv_heads.unwrap_or(self.heads);
             let divides = |&f: &usize| self.heads > 0 && f.is_multiple_of(self.heads);
             let Some(features) = channels(x, 3..=3).filter(divides) else {
                 let why = format!(
@@ -74,35 +114,32 @@ impl MultiHeadAttention {
                 );
                 return x.fail("MultiHeadAttention", Error::shape(why));
             };
-            let linear = Linear::new(features).last_axis().init(self.init.clone());
-            let linear = if self.bias { linear } else { linear.no_bias() };
-            // Reshapes [batch, time, features] to [batch, head, time, features of a head].
-            let heads = |linear: &Linear, name: &str, x: &Tensor| {
-                let x = linear.apply(t, name, x);
-                x.split_dim(2, &[self.heads as isize, -1]).transpose(&[0, 2, 1, 3])
-            };
-            let query = heads(&linear, "query", x);
-            // A key bias would add the same value to all scores of a query; the softmax cancels it.
-            let key = heads(&linear.clone().no_bias(), "key", memory);
-            let value = heads(&linear, "value", memory);
-            let scale = 1.0 / ((features / self.heads) as f64).sqrt();
-            let mut scores = (query * scale).matmul(&key.matrix_transpose());
-            if self.causal {
-                scores = causal_mask(&scores);
+            if kv_heads == 0 || !self.heads.is_multiple_of(kv_heads) {
+                let why = format!("{kv_heads} key heads do not divide {} query heads", self.heads);
+                return x.fail("MultiHeadAttention", Error::argument(why));
             }
-            let weights = match self.dropout {
-                0.0 => scores.softmax(),
-                rate => Dropout::new(rate).apply(t, "dropout", &scores.softmax()),
+            let width = features / self.heads;
+            let linear = |features: usize| {
+                let linear = Linear::new(features).last_axis().init(self.init.clone());
+                if self.bias { linear } else { linear.no_bias() }
             };
-            let attended = weights.matmul(&value).transpose(&[0, 2, 1, 3]).merge_dims(2, 2);
-            linear.apply(t, "out", &attended)
+            // Reshapes [batch, time, features] to [batch, time, head, features of a head].
+            let split = |x: &Tensor, heads: usize| x.split_dim(2, &[heads as isize, width as isize]);
+            let query = split(&linear(features).apply(t, "query", x), self.heads);
+            // A key bias would add the same value to all scores of a query; the softmax cancels it.
+            let key = split(&linear(kv_heads * width).no_bias().apply(t, "key", memory), kv_heads);
+            let value = split(&linear(kv_heads * width).apply(t, "value", memory), kv_heads);
+            let [query, key] = match self.rotary {
+                Some(base) => [query, key].map(|x| x.rotary_embedding(base)),
+                None => [query, key],
+            };
+            let options = if self.causal { options.clone().causal() } else { options.clone() };
+            let options = match self.dropout {
+                rate if rate != 0.0 && t.is_training() => options.dropout(rate),
+                _ => options,
+            };
+            let attended = query.attention(&key, &value, &options);
+            linear(features).apply(t, "out", &attended.merge_dims(2, 2))
         })
     }
-}
-
-/// Masks the scores `[..., query, key]` of keys that come after the query.
-#[track_caller]
-fn causal_mask(scores: &Tensor) -> Tensor {
-    let [query, key] = [-2, -1].map(|axis| scores.iota_like(axis, DType::I32));
-    key.less_equal(&query).select(scores, &scores.constant_like(MASKED_SCORE))
 }

@@ -11,8 +11,11 @@ use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType};
 
 /// Operations that only gradients create; users have no method for them.
-pub(super) const OF_GRADIENTS: [&str; 14] = [
+pub(super) const OF_GRADIENTS: [&str; 17] = [
     "AddAlongAxis",
+    "AttentionDropout",
+    "AttentionGrad",
+    "AttentionScoreGrad",
     "AveragePoolGrad",
     "Conv2dFilterGrad",
     "Conv2dInputGrad",

@@ -4,6 +4,7 @@
 mod activation;
 mod all_reduce;
 mod any;
+mod attention;
 mod binary;
 mod broadcast;
 mod cast;
@@ -36,6 +37,7 @@ mod reduce;
 mod reshape;
 mod resize;
 mod reverse;
+mod rotary_embedding;
 mod same_dims;
 mod select;
 mod silu;
@@ -50,6 +52,7 @@ mod unpool;
 mod window;
 mod with_gradient;
 
+pub use attention::AttentionOptions;
 pub use conv1d::Conv1dOptions;
 pub use conv2d::Conv2dOptions;
 pub use cumsum::CumsumOptions;

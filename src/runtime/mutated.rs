@@ -155,6 +155,25 @@ impl Choices {
             },
             Kernel::Cumsum { cumsum: c, .. } => self.change_one(vec![&mut c.outer, &mut c.len, &mut c.inner]),
             Kernel::Argsort { argsort: a, .. } => self.change_one(vec![&mut a.rows, &mut a.len, &mut a.take]),
+            Kernel::Attention { attention: a, inputs, .. } => match self.below(8) {
+                0 => drop(inputs.pop()),
+                1 => a.mask ^= true,
+                2 => a.bias ^= true,
+                3 => a.causal ^= true,
+                4 => {
+                    let rate = [0.0, 0.5, 1.0, f64::NAN][self.below(4)];
+                    a.dropout = a.dropout.xor(Some(crate::kir::FloatBits::new(rate)));
+                }
+                _ => self.change_one(vec![
+                    &mut a.batch,
+                    &mut a.heads,
+                    &mut a.kv_heads,
+                    &mut a.queries,
+                    &mut a.keys,
+                    &mut a.width,
+                    &mut a.value_width,
+                ]),
+            },
             Kernel::Random { first, .. } => self.change(first),
             Kernel::ReduceScatter { shards, .. }
             | Kernel::Shard { shards, .. }

@@ -3,6 +3,7 @@
 #[path = "../models/mod.rs"]
 mod models;
 
+mod attention;
 mod bits;
 mod errors;
 mod bad_input;

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def reduce_prod(attrs, x):
@@ -38,7 +39,33 @@ def resize(mode):
     return of
 
 
+def attention(attrs, q, k, v, *more):
+    """Attention of [batch, time, heads, features] with PyTorch's own function; `more` are the tensors of attrs["with"]."""
+    mask, given = None, dict(zip(attrs["with"], more))
+
+    def combined(with_mask):
+        zeros = torch.zeros((), dtype=q.dtype)
+        added = torch.where(with_mask, zeros, -torch.inf)
+        return added if mask is None else mask + added
+
+    if "bias" in given:
+        mask = given["bias"]
+    positions = torch.arange(k.shape[1])
+    if "lengths" in given:
+        mask = combined(positions < given["lengths"][:, None, None, None])
+    if "key_mask" in given:
+        mask = combined(given["key_mask"][:, None, None, :] != 0)
+    if attrs["causal"] and mask is not None:
+        mask = combined(positions <= torch.arange(q.shape[1])[:, None])
+    with sdpa_kernel(SDPBackend.MATH):
+        y = F.scaled_dot_product_attention(
+            *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, is_causal=attrs["causal"] and mask is None,
+            scale=attrs["scale"], enable_gqa=q.shape[2] != k.shape[2])
+    return y.transpose(1, 2)
+
+
 OPS = {
+    "attention": attention,
     "concat": lambda at, *x: torch.cat(x, at["axis"]),
     "stack": lambda at, *x: torch.stack(x, at["axis"]),
     "tile": lambda at, x: x.tile(at["counts"]),
@@ -140,6 +167,32 @@ def cases(Source):
     yield case("", "log1p", lambda s: [s.uniform(3, 5)])
     for op in ("gelu", "silu", "elu", "relu6"):
         yield case("", op, lambda s: [s.away_from_zero(3, 5)])
+    def attended(*more, queries=3, keys=4, heads=2, kv_heads=2):
+        def inputs(s):
+            made = {
+                # An example without keys, one with all of them, and one in between.
+                "lengths": lambda: torch.tensor([0, keys, 2], dtype=torch.int32),
+                "key_mask": lambda: s.labels(3 * keys, 2).reshape(3, keys),
+                "bias": lambda: s.normal(1, heads, queries, keys),
+            }
+            qkv = [s.normal(3, queries, heads, 4), s.normal(3, keys, kv_heads, 4), s.normal(3, keys, kv_heads, 3)]
+            return qkv + [made[kind]() for kind in more]
+
+        return inputs
+
+    def attention_case(tag, *more, causal=False, scale=None, **sizes):
+        return case(tag, "attention", attended(*more, **sizes), causal=causal, scale=scale, **{"with": more})
+
+    yield attention_case("all")
+    yield attention_case("scaled", scale=0.7)
+    yield attention_case("causal", causal=True)
+    yield attention_case("causal_fewer_keys", causal=True, queries=5, keys=3)
+    yield attention_case("lengths", "lengths")
+    yield attention_case("key_mask", "key_mask")
+    yield attention_case("bias", "bias")
+    yield attention_case("grouped", heads=4, kv_heads=2)
+    yield attention_case("everything", "lengths", "key_mask", "bias", causal=True, scale=0.3, heads=4, kv_heads=1)
+
     yield case("", "leaky_relu", lambda s: [s.away_from_zero(3, 5)], slope=0.2)
 
 
@@ -161,3 +214,7 @@ def second_cases(Source):
     for wrt in (0, 1):
         yield case(f"attention_{wrt}", "einsum", lambda s: [s.normal(1, 2, 2, 3), s.normal(1, 3, 2, 3)], wrt,
                    equation="bqhd,bkhd->bhqk")
+    for wrt in (0, 1, 2):
+        yield case(f"{wrt}", "attention",
+                   lambda s: [s.normal(2, 3, 2, 3), s.normal(2, 4, 1, 3), s.normal(2, 4, 1, 2)], wrt,
+                   causal=True, scale=None, **{"with": ()})

@@ -3,7 +3,8 @@
 use super::{counts, signed, text};
 use serde_json::Value;
 use tensorpack::graph::Tensor;
-use tensorpack::ops::CumsumOptions;
+use tensorpack::ops::{AttentionOptions, CumsumOptions};
+use tensorpack::{DType, HostTensor};
 
 /// Applies the operation `op` to `x`. Returns `None` if it is not one of these.
 pub(crate) fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Option<Tensor> {
@@ -14,6 +15,7 @@ pub(crate) fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Option<Tensor> {
     let size = || counts(&attrs["size"]).try_into().expect("height and width");
     let graph = x[0].graph();
     Some(match op {
+        "attention" => attention(attrs, x),
         "concat" => graph.concat(x, axis()),
         "stack" => graph.stack(x, axis()),
         "tile" => x[0].tile(&counts(&attrs["counts"])),
@@ -45,4 +47,26 @@ pub(crate) fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Option<Tensor> {
         "relu6" => (&x[0] * 4.0).relu6(),
         _ => return None,
     })
+}
+
+fn attention(attrs: &Value, x: &[Tensor]) -> Tensor {
+    let mut options = AttentionOptions::default();
+    if attrs["causal"] == true {
+        options = options.causal();
+    }
+    if let Some(scale) = attrs["scale"].as_f64() {
+        options = options.scale(scale);
+    }
+    for (given, x) in super::list(&attrs["with"]).iter().zip(&x[3..]) {
+        options = match text(given) {
+            "lengths" => options.lengths(x),
+            "bias" => options.bias(x),
+            "key_mask" => {
+                let zero = HostTensor::from_f64(DType::I32, [], &[0.0]).expect("one value");
+                options.key_mask(&x.not_equal(&x.graph().constant(zero)))
+            }
+            other => panic!("unknown input {other}"),
+        };
+    }
+    x[0].attention(&x[1], &x[2], &options)
 }

@@ -272,6 +272,24 @@ fn reductions() -> Vec<Row> {
         Op "log-softmax over an axis" (x) [a: isize] => x.log_softmax_axis(a); axis;
         Op "softmax" (x) [] => x.softmax(); |d| { let (x, _) = along(d)?; scaled(&[x], vec![], 1.0) };
         Op "softmax over an axis" (x) [a: isize] => x.softmax_axis(a); axis;
+        Op "attention" (x) [s: f64, c: bool] => {
+                let options = AttentionOptions::default().scale(s);
+                x.attention(x, x, &if c { options.causal() } else { options })
+            }; |d| {
+            let x = d.ranked(4, |i| i.known[2] && i.len() > 0)?;
+            scaled(&[x], vec![Value::Real(d.real(0.1, 0.6)), Value::Flag(d.chance(0.5))], 1.0)
+        };
+        Op "attention with masks and a bias" (x) [] => {
+                let rows = x.mean_axes(&[2, 3]);
+                let [example, key] = [0, 1].map(|axis| rows.iota_like(axis, DType::I64));
+                let lengths = x.mean_axes(&[1, 2, 3]).iota_like(0, DType::I64);
+                let options = AttentionOptions::default().lengths(&lengths).key_mask(&key.less_equal(&example));
+                x.attention(x, x, &options.bias(&rows.expand_dims(1).expand_dims(1)))
+            }; |d| { let x = d.ranked(4, |i| i.known[2] && i.len() > 0)?; scaled(&[x], vec![], 1.0) };
+        Op "rotary embedding" (x) [b: f64] => x.rotary_embedding(b); |d| {
+            let x = d.float(|i| i.rank() == 4 && i.known_last(1) && i.sizes[3].is_multiple_of(2))?;
+            draft(&[x], vec![Value::Real(d.real(10.0, 100.0))])
+        };
         Op "normalize" (x) [axes: Vec<isize>] => x.normalize(&axes, 0.01); spread;
         Op "layer norm of" (x) [] => x.layer_norm(0.01); |d| { let x = d.float(|i| i.rank() >= 2 && i.len() > 2 * i.sizes[0])?; scaled(&[x], vec![], 1.5) };
         Op "instance norm of" (x) [] => x.instance_norm(0.01); |d| { let x = d.ranked(3, |i| i.sizes[1] > 2)?; scaled(&[x], vec![], 1.5) };

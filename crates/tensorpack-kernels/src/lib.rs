@@ -1,5 +1,5 @@
 //! The CPU kernels of tensorpack: matrix multiplication, convolution, fused elementwise programs,
-//! reductions, pooling, gather and scatter, cumulative sums, sorting and copies.
+//! reductions, pooling, gather and scatter, cumulative sums, sorting, attention and copies.
 //!
 //! Kernels work on raw memory. They know dtypes, sizes and strides, and nothing of graphs: like a
 //! oneDNN primitive, a kernel is a plain descriptor of sizes that is created once and run many
@@ -81,6 +81,7 @@
 //! - `copy`: [`Copy`](struct@Copy), [`Concat`], [`Pad`]
 //! - `gather`, `argsort`: [`GatherScatter`], [`Argsort`]
 //! - `random`: uniform random numbers ([`Random`])
+//! - `attention`: attention and its gradient without stored scores ([`Attention`])
 //! - `team`: the thread team that runs chunks ([`Team`])
 //! - `simd`: detection of instruction sets ([`Isa`]), multiversioned loops, vectors for
 //!   micro-kernels
@@ -105,9 +106,11 @@ mod copy;
 mod gather;
 mod argsort;
 mod random;
+mod attention;
 mod sizes;
 
 pub use argsort::Argsort;
+pub use attention::{Attention, AttentionPass};
 pub use conv::{
     Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, DepthwiseFilterGrad, DepthwiseForward,
     DepthwiseInputGrad,

@@ -48,7 +48,7 @@ impl Random {
 }
 
 /// A type that holds 24 random bits exactly.
-trait Uniform: Copy {
+pub(crate) trait Uniform: Copy {
     /// Converts a random word to a number in `[0, 1)`.
     fn from_word(word: u32) -> Self;
 }
@@ -69,9 +69,11 @@ impl Uniform for f64 {
 }
 
 per_isa! {
+    /// Fills `out` with the numbers of elements `first`, `first + 1`, ... of a draw.
+    ///
     /// # Safety
     /// `len` elements must be writable at `out`.
-    unsafe fn fill<T: Uniform>(rng: &CounterRng, draw: u64, first: u64, out: *mut T, len: usize) = fill_body
+    pub(crate) unsafe fn fill<T: Uniform>(rng: &CounterRng, draw: u64, first: u64, out: *mut T, len: usize) = fill_body
 }
 
 #[inline(always)]

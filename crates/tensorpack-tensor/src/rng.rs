@@ -17,6 +17,11 @@ impl CounterRng {
         CounterRng { key: [k as u32, (k >> 32) as u32] }
     }
 
+    /// Creates the generator with this key.
+    pub fn from_key(key: [u32; 2]) -> CounterRng {
+        CounterRng { key }
+    }
+
     /// Returns the four random words at position `counter` of draw `draw`.
     pub fn words(&self, draw: u64, counter: u64) -> [u32; 4] {
         self.lanes::<1>(draw, counter).map(|[w]| w)

@@ -40,6 +40,10 @@ pub(super) enum CompiledKernel {
         stream: String,
         first: u64,
     },
+    Attention {
+        attention: kernels::Attention,
+        dtype: DType,
+    },
     AllReduce {
         dtype: DType,
         len: usize,
@@ -182,6 +186,11 @@ impl CompiledKernel {
                 let kernel = kernels::Random::new(out.len(), out.dtype);
                 CompiledKernel::Random { kernel, stream: stream.clone(), first: *first as u64 }
             }
+            Kernel::Attention { kind, attention, inputs } => {
+                let attention = kernel_selection::attention(*kind, attention, inputs);
+                attention.check()?;
+                CompiledKernel::Attention { attention, dtype: dtypes[0] }
+            }
             Kernel::AllReduce { key, input, .. } => {
                 CompiledKernel::AllReduce { dtype: input.dtype, len: input.len(), key: key.clone() }
             }
@@ -230,6 +239,7 @@ impl CompiledKernel {
             CompiledKernel::Pad(_) => "pad",
             CompiledKernel::Rows(k) => k.name(),
             CompiledKernel::Random { .. } => "random",
+            CompiledKernel::Attention { .. } => "attention",
             CompiledKernel::AllReduce { .. } => "all-reduce",
             CompiledKernel::AllReduceStart { .. } => "all-reduce-start",
             CompiledKernel::AllReduceDone { .. } => "all-reduce-done",
@@ -253,6 +263,7 @@ impl CompiledKernel {
     pub(super) fn flops(&self) -> f64 {
         match self {
             CompiledKernel::Contract { kernel, .. } => kernel.flops(),
+            CompiledKernel::Attention { attention, .. } => attention.flops(),
             _ => 0.0,
         }
     }
@@ -261,6 +272,7 @@ impl CompiledKernel {
         match self {
             CompiledKernel::Reduce(k) => k.shared_bytes(),
             CompiledKernel::Contract { kernel, .. } => kernel.shared_bytes(),
+            CompiledKernel::Attention { attention, dtype } => attention.shared_bytes(*dtype),
             _ => 0,
         }
     }
@@ -273,6 +285,7 @@ impl CompiledKernel {
                 padded(kernel.scratch_bytes()) + epilogue.scratch_bytes()
             }
             CompiledKernel::Rows(k) => k.scratch_bytes(),
+            CompiledKernel::Attention { attention, dtype } => attention.scratch_bytes(*dtype),
             _ => 0,
         }
     }
@@ -388,6 +401,21 @@ impl CompiledKernel {
                     kernel.run(isa, chunk, rng, m.draw, *first, write(0))
                 });
                 // SAFETY: the output is complete.
+                unsafe { m.check_all() };
+            }
+            CompiledKernel::Attention { attention, dtype } => {
+                for phase in 0..attention.phases() {
+                    team.run(attention.chunks(phase), &|chunk, member| {
+                        let scratch = m.scratch(member);
+                        // SAFETY: as promised by the caller; phases follow one another, and
+                        // `kir::validate` has checked the sizes of operands and results.
+                        unsafe {
+                            let (reads, writes, shared) = (m.reads(), m.writes(), m.shared());
+                            attention.run(isa, *dtype, phase, chunk, reads, writes, shared, scratch);
+                        }
+                    });
+                }
+                // SAFETY: the outputs are complete.
                 unsafe { m.check_all() };
             }
             CompiledKernel::AllReduce { dtype, len, key } => {

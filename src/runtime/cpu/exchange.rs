@@ -171,6 +171,9 @@ fn split(compilation: &Compilation, overlap: bool) -> Vec<Split> {
     splits
 }
 
+/// What the sums of one bucket have in common: dtype, dtype on the wire, and shards.
+type BucketKind = (DType, DType, Option<Shards>);
+
 /// Assigns all-reduces to buckets: the index of each one's bucket. Sums and shards of sums that follow
 /// each other fill a bucket each. Buckets are numbered in the order in which they are complete.
 fn buckets(found: &[Found]) -> Vec<usize> {
@@ -178,7 +181,7 @@ fn buckets(found: &[Found]) -> Vec<usize> {
     let total: usize = found.iter().filter(|f| f.deferred).map(bytes).sum();
     let limit = (total / 8).clamp(MIN_BUCKET, MAX_BUCKET);
     // The buckets that are not full yet: what they hold, and how many bytes.
-    let mut open: Vec<(usize, (DType, DType, Option<Shards>), usize)> = Vec::new();
+    let mut open: Vec<(usize, BucketKind, usize)> = Vec::new();
     let (mut assigned, mut count) = (Vec::new(), 0);
     for f in found {
         let kind = (f.dtype, f.wire, f.shards);

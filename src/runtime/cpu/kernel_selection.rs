@@ -92,3 +92,33 @@ pub(super) fn argsort(argsort: &kir::Argsort) -> kernels::Argsort {
         descending: argsort.descending,
     }
 }
+
+/// Returns the kernel of attention; `inputs` are its operands.
+pub(super) fn attention(
+    kind: kir::AttentionKind,
+    attention: &kir::Attention,
+    inputs: &[kir::View],
+) -> kernels::Attention {
+    let strides = |view: &kir::View| [0, 1, 2, 3].map(|d| view.strides[d]);
+    let has_bias = attention.bias && kind != kir::AttentionKind::DropoutFactors;
+    kernels::Attention {
+        pass: match kind {
+            kir::AttentionKind::Forward => kernels::AttentionPass::Forward,
+            kir::AttentionKind::Grad => kernels::AttentionPass::Grad,
+            kir::AttentionKind::ScoreGrad => kernels::AttentionPass::ScoreGrad,
+            kir::AttentionKind::DropoutFactors => kernels::AttentionPass::DropoutFactors,
+        },
+        batch: attention.batch,
+        heads: attention.heads,
+        kv_heads: attention.kv_heads,
+        queries: attention.queries,
+        keys: attention.keys,
+        width: attention.width,
+        value_width: attention.value_width,
+        scale: attention.scale.value(),
+        causal: attention.causal,
+        mask: attention.mask,
+        bias: has_bias.then(|| strides(&inputs[3 + usize::from(attention.mask)])),
+        dropout: attention.dropout.map(kir::FloatBits::value),
+    }
+}

@@ -35,7 +35,9 @@ pub(super) fn upcast_bf16(program: &mut Program) {
 fn sums(kernel: &Kernel) -> bool {
     match kernel {
         Kernel::Gather { kind, .. } => *kind == GatherKind::ScatterAdd,
-        Kernel::Contract { .. } | Kernel::Pool { .. } | Kernel::Cumsum { .. } => true,
+        Kernel::Contract { .. } | Kernel::Pool { .. } | Kernel::Cumsum { .. } | Kernel::Attention { .. } => {
+            true
+        }
         _ => false,
     }
 }

@@ -1,7 +1,8 @@
 //! Matrix products and convolutions as StableHLO, in the layouts that compiler libraries support.
 
-use super::stablehlo::{Value, Writer, array, list, pairs};
+use super::stablehlo::{Element, Value, Writer, array, list, pairs};
 use crate::kir::{ContractKind, Conv2d, MatMul};
+use tensorpack_tensor::DType;
 
 /// The precision of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,29 @@ pub(super) fn write(
 }
 
 fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: Precision) -> Value {
+    matmul_in(w, k, lhs, rhs, precision, lhs.element)
+}
+
+/// Prints a matrix product whose result is f32 if the operands are bf16.
+pub(super) fn wide_matmul(
+    w: &mut Writer,
+    k: &MatMul,
+    lhs: &Value,
+    rhs: &Value,
+    precision: Precision,
+) -> Value {
+    let narrow = lhs.element == DType::Bf16.into();
+    matmul_in(w, k, lhs, rhs, precision, if narrow { DType::F32.into() } else { lhs.element })
+}
+
+fn matmul_in(
+    w: &mut Writer,
+    k: &MatMul,
+    lhs: &Value,
+    rhs: &Value,
+    precision: Precision,
+    element: Element,
+) -> Value {
     let matrix = |rows: usize, cols: usize, transposed: bool, shared: bool| {
         let sizes = if transposed { [cols, rows] } else { [rows, cols] };
         if shared { sizes.to_vec() } else { vec![k.batch, sizes[0], sizes[1]] }
@@ -61,7 +85,7 @@ fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: Preci
         list(batch),
         precision.attribute()
     );
-    let y = w.op("dot_general", &[&lhs, &rhs], &numbers, lhs.element, &sizes);
+    let y = w.op("dot_general", &[&lhs, &rhs], &numbers, element, &sizes);
     match (k.lhs_shared, k.rhs_shared) {
         (true, true) => w.broadcast(&y, &[1, 2], &[k.batch, k.m, k.n]),
         (true, false) => w.transpose(&y, &[1, 0, 2]),

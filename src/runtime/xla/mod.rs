@@ -5,6 +5,7 @@
 //! needs no code here. Fusion and memory planning are left to the compiler. See `docs/xla.md`.
 
 mod argument_cache;
+mod attention;
 mod bf16;
 mod clients;
 mod collectives;

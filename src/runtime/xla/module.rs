@@ -6,7 +6,7 @@ use super::random::{self, Key, Offset};
 use super::spmd::{Part, SpmdProgram};
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
 use super::steps_loop::StepsPerLaunch;
-use super::{bf16 as bf16_rounding, collectives, cumsum, expr, pool, reduce, sort, view};
+use super::{attention, bf16 as bf16_rounding, collectives, cumsum, expr, pool, reduce, sort, view};
 use crate::graph::split_tower;
 use crate::kir::{
     self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
@@ -422,6 +422,10 @@ impl<'a> ModuleWriter<'a> {
                     None => Offset::Known(*first),
                 };
                 vec![random::uniform(&mut self.w, &key, stream, &first, len, *dtype)]
+            }
+            Kernel::Attention { kind, attention, inputs } => {
+                let inputs = self.read_all(inputs);
+                attention::write(&mut self.w, *kind, attention, &inputs, self.precision)
             }
             Kernel::AllReduce { input, .. } => {
                 let input = self.read(input);

@@ -44,29 +44,13 @@ pub(super) fn uniform(
     };
     let hash = w.integer(i128::from(hash_name(stream)), Element::U64, &[]);
     let stream = w.like("xor", &[&key.seed, &hash]);
-    let mut k = halves(w, &stream).map(|half| w.broadcast(&half, &[], &counters));
+    let k = halves(w, &stream).map(|half| w.broadcast(&half, &[], &counters));
     let index = w.iota(0, Element::U64, &counters);
     let begin = w.broadcast(&begin, &[], &counters);
     let counter = w.like("add", &[&index, &begin]);
     let [low, high] = halves(w, &counter);
     let [draw_low, draw_high] = halves(w, &key.draw).map(|half| w.broadcast(&half, &[], &counters));
-    let mut c = [low, high, draw_low, draw_high];
-    for round in 0..10 {
-        if round > 0 {
-            for (k, weyl) in k.iter_mut().zip(WEYL) {
-                let weyl = w.integer(i128::from(weyl), Element::U32, &counters);
-                *k = w.like("add", &[k, &weyl]);
-            }
-        }
-        let [low0, high0] = product(w, &c[0], MULTIPLIERS[0]);
-        let [low1, high1] = product(w, &c[2], MULTIPLIERS[1]);
-        let mixed = |w: &mut Writer, high: &Value, word: &Value, key: &Value| {
-            let mixed = w.like("xor", &[high, word]);
-            w.like("xor", &[&mixed, key])
-        };
-        let (c0, c2) = (mixed(w, &high1, &c[1], &k[0]), mixed(w, &high0, &c[3], &k[1]));
-        c = [c0, low1, c2, low0];
-    }
+    let c = philox(w, k, [low, high, draw_low, draw_high]);
     // Interleave, so that the words of one counter are adjacent.
     let columns = c.map(|word| w.reshape(&word, &[counters[0], 1]));
     let all = columns.iter().collect::<Vec<_>>();
@@ -81,11 +65,63 @@ pub(super) fn uniform(
             w.op("dynamic_slice", &[&words, &at], &attribute, Element::U32, &[len])
         }
     };
-    let eight = w.integer(8, Element::U32, &[len]);
-    let bits = w.like("shift_right_logical", &[&words, &eight]);
-    let number = w.convert(&bits, dtype);
-    let unit = w.splat(1.0 / f64::from(1u32 << 24), dtype, &[len]);
+    unit_interval(w, &words, dtype.into())
+}
+
+/// Returns `len` uniform numbers in `[0, 1)` for each row of `seeds`: two numbers in `[0, 1)` of
+/// 24 bits, which are the key of the row.
+pub(super) fn uniform_rows(w: &mut Writer, seeds: &Value, len: usize) -> Value {
+    let rows = seeds.sizes[0];
+    let counters = [rows, len.div_ceil(4)];
+    let unit = w.splat(f64::from(1u32 << 24), seeds.element, &seeds.sizes);
+    let bits = w.like("multiply", &[seeds, &unit]);
+    let bits = w.convert(&bits, Element::U32);
+    let key = [0, 1].map(|i| {
+        let word = w.slice(&bits, &[0, i], &[1, 1], &[rows, 1]);
+        let word = w.reshape(&word, &[rows]);
+        w.broadcast(&word, &[0], &counters)
+    });
+    let counter = w.iota(1, Element::U64, &counters);
+    let [low, high] = halves(w, &counter);
+    let zero = w.integer(0, Element::U32, &counters);
+    let words = philox(w, key, [low, high, zero.clone(), zero]);
+    let columns = words.map(|word| w.reshape(&word, &[rows, counters[1], 1]));
+    let all = columns.iter().collect::<Vec<_>>();
+    let words = w.op("concatenate", &all, "dimension = 2 : i64", Element::U32, &[rows, counters[1], 4]);
+    let words = w.reshape(&words, &[rows, 4 * counters[1]]);
+    let words = w.slice(&words, &[0, 0], &[1, 1], &[rows, len]);
+    unit_interval(w, &words, seeds.element)
+}
+
+/// Converts random words to numbers in `[0, 1)`.
+fn unit_interval(w: &mut Writer, words: &Value, element: Element) -> Value {
+    let eight = w.integer(8, Element::U32, &words.sizes);
+    let bits = w.like("shift_right_logical", &[words, &eight]);
+    let number = w.convert(&bits, element);
+    let unit = w.splat(1.0 / f64::from(1u32 << 24), element, &words.sizes);
     w.like("multiply", &[&number, &unit])
+}
+
+/// Returns the words of Philox 4x32-10 for each key and counter.
+fn philox(w: &mut Writer, mut k: [Value; 2], mut c: [Value; 4]) -> [Value; 4] {
+    let sizes = c[0].sizes.clone();
+    for round in 0..10 {
+        if round > 0 {
+            for (k, weyl) in k.iter_mut().zip(WEYL) {
+                let weyl = w.integer(i128::from(weyl), Element::U32, &sizes);
+                *k = w.like("add", &[k, &weyl]);
+            }
+        }
+        let [low0, high0] = product(w, &c[0], MULTIPLIERS[0]);
+        let [low1, high1] = product(w, &c[2], MULTIPLIERS[1]);
+        let mixed = |w: &mut Writer, high: &Value, word: &Value, key: &Value| {
+            let mixed = w.like("xor", &[high, word]);
+            w.like("xor", &[&mixed, key])
+        };
+        let (c0, c2) = (mixed(w, &high1, &c[1], &k[0]), mixed(w, &high0, &c[3], &k[1]));
+        c = [c0, low1, c2, low0];
+    }
+    c
 }
 
 /// Returns the lower and the upper 32 bits.

@@ -1,6 +1,7 @@
 //! Matrix multiplication, and the parts that all contractions share: the [`Contract`] trait,
-//! packing and the micro-kernel.
+//! packing, the micro-kernel, and products of blocks in cache.
 
+pub(crate) mod block_product;
 #[cfg(target_arch = "x86_64")]
 mod blocked;
 pub(crate) mod contract;
