@@ -319,8 +319,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the value of a variable. One that is divided over processes is an error: see
-    /// [`DistributedTrainerParameterServer`](crate::train::DistributedTrainerParameterServer).
+    /// Returns the value of a variable. One that is divided over processes is an error: none of them
+    /// has all of it.
     pub fn read(&self, name: &str) -> Result<HostTensor> {
         let index = self.variable(name)?;
         let state = self.lock_after_queued()?;
