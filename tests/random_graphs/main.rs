@@ -60,7 +60,7 @@ fn worker() {
 fn found_and_shrunk(fault: Fault, shows: &dyn Fn(&Program) -> bool) -> (Program, String) {
     let engine = Engine::Faulty(fault);
     // Small programs shrink in less time.
-    let mut indices: Vec<(usize, u64)> = (0..80)
+    let mut indices: Vec<(usize, u64)> = (0..240)
         .map(|index| (draw::draw_program(7, index, 0), index))
         .filter(|(program, _)| shows(program))
         .map(|(program, index)| (program.rows(), index))
