@@ -2,7 +2,7 @@
 //!
 //! Both formats of `torch.save` are supported: the zip archive of PyTorch 1.6 and later, and the
 //! sequence of pickles before. A pickle lists the tensors with their shapes and strides, and refers
-//! to *storages*, the memory that tensors are views of. No code of a file is run: [names](KNOWN)
+//! to *storages*, the memory that tensors are views of. No code of a file is run: names
 //! other than those of tensors and plain containers are errors.
 //!
 //! Elements are read at their offset in the file straight into the tensor. This is as fast as a
