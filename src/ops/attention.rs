@@ -6,7 +6,7 @@ use crate::kir::{self, AttentionKind, FloatBits, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
-use tensorpack_tensor::{CounterRng, DType, Dim, Error, Result, Shape};
+use tensorpack_tensor::{CounterRng, DType, Dim, Error, HostTensor, Result, Shape};
 
 /// Options of [`Tensor::attention`]. By default every query attends to every key, and the scores
 /// are divided by the square root of the number of features.
@@ -257,6 +257,13 @@ impl Form {
     }
 }
 
+/// Returns zeros in place of the gradient of scores of a single key: its weight is 1 whatever the
+/// score, and what a kernel computes is only rounding.
+fn zeros_like(cx: &mut LowerCx<'_>, grad: &View) -> Result<View> {
+    let zero = cx.constant(HostTensor::zeros(grad.dtype, Vec::<usize>::new())?);
+    Ok(zero.broadcast_to(&grad.sizes))
+}
+
 /// The weights of one query, before dropout, and the factors of dropout.
 struct Row {
     kv_head: usize,
@@ -371,7 +378,12 @@ impl OpDef for AttentionGrad {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
-        self.0.lower(cx, AttentionKind::Grad)
+        let mut grads = self.0.lower(cx, AttentionKind::Grad)?;
+        if cx.input_sizes(1)[1] == 1 {
+            grads[0] = zeros_like(cx, &grads[0])?;
+            grads[1] = zeros_like(cx, &grads[1])?;
+        }
+        Ok(grads)
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
@@ -421,7 +433,11 @@ impl OpDef for AttentionScoreGrad {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
-        self.0.lower(cx, AttentionKind::ScoreGrad)
+        let grads = self.0.lower(cx, AttentionKind::ScoreGrad)?;
+        match cx.input_sizes(1)[1] {
+            1 => Ok(vec![zeros_like(cx, &grads[0])?]),
+            _ => Ok(grads),
+        }
     }
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
