@@ -1,4 +1,4 @@
-//! Tensors that are put together from the shards of all ranks.
+//! All-gather: whole tensors from the shards of all ranks.
 
 use super::process_group::{COMPUTING, ProcessGroup};
 use crate::kir::Shards;

@@ -268,21 +268,21 @@ pub enum Kernel {
         input: View,
         /// The dtype in which other processes get the summand, if it is another.
         wire: Option<DType>,
-        /// Who has which shard.
+        /// The division into shards.
         shards: Shards,
     },
-    /// This program's shard of a tensor that all have, dense.
+    /// This program's shard of a whole tensor.
     Shard {
         /// The tensor, dense.
         input: View,
-        /// Who has which shard.
+        /// The division into shards.
         shards: Shards,
     },
-    /// Tensors put together from everyone's shards of them.
+    /// Whole tensors, gathered from the shards of all processes or replicas.
     AllGather {
         /// This program's shard of each tensor, dense.
         inputs: Vec<View>,
-        /// Who has which shard.
+        /// The division into shards.
         shards: Shards,
     },
     /// Attention or its gradient. Inputs are dense, except bf16 and the bias, which may have any

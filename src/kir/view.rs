@@ -61,6 +61,11 @@ impl View {
             || self.sizes.iter().zip(&self.strides).zip(&dense).all(|((&n, s), d)| n == 1 || s == d)
     }
 
+    /// Returns whether all indices read the same element.
+    pub(crate) fn is_scalar(&self) -> bool {
+        self.strides.iter().zip(&self.sizes).all(|(&s, &n)| s == 0 || n == 1)
+    }
+
     /// Returns whether this is a dense view of these sizes from the first element of the buffer on.
     pub fn is_whole(&self, sizes: &[usize]) -> bool {
         self.offset == 0 && self.sizes == sizes && self.is_dense()

@@ -131,7 +131,7 @@ impl<'a> Pass<'a> {
         let &writer = self.writers.get(&view.buffer).filter(|_| whole)?;
         let Kernel::Map(body) = &self.program.kernels[writer].kernel else { return None };
         let len = kir::elements(&body.sizes);
-        let fits = |v: &View| is_scalar(v) || v.is_dense() && v.len() == len;
+        let fits = |v: &View| v.is_scalar() || v.is_dense() && v.len() == len;
         let has_index = body.expr.steps.iter().any(|s| matches!(s, Step::Index { .. }));
         (len == view.len() && !has_index && body.operands.iter().all(fits)).then_some(writer)
     }
@@ -173,7 +173,7 @@ impl<'a> Pass<'a> {
         let KernelNode { kernel, outputs, origin } = self.program.kernels[writer].clone();
         let Kernel::Map(MapBody { sizes, operands, expr }) = kernel else { return };
         let len = self.shards.len(kir::elements(&sizes));
-        let operand = |v: &View| match is_scalar(v) {
+        let operand = |v: &View| match v.is_scalar() {
             true => View { sizes: vec![len], strides: vec![0], ..v.clone() },
             false => self.shard(v, &origin),
         };
@@ -313,11 +313,6 @@ fn scatter_unused_sums(program: &mut Program, keys: &HashSet<String>, shards: Sh
         let node = &mut program.kernels[i];
         (node.kernel, node.outputs) = (Kernel::ReduceScatter { key, input, wire, shards }, vec![output]);
     }
-}
-
-/// Returns whether a map reads the same element of this operand everywhere.
-fn is_scalar(view: &View) -> bool {
-    view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
 }
 
 #[cfg(test)]

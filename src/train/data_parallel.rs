@@ -76,7 +76,7 @@ pub(super) enum Weights {
     Examples,
 }
 
-/// Who updates the variables.
+/// How the update of the variables is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Updates {
     /// All processes and devices, all of them.

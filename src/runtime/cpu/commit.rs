@@ -158,11 +158,6 @@ enum OperandKey {
     Temp(DType),
 }
 
-/// Returns whether all elements of a map read the same element of the view.
-fn is_scalar(view: &View) -> bool {
-    view.strides.iter().zip(&view.sizes).all(|(&s, &n)| s == 0 || n == 1)
-}
-
 /// Returns the key of a member; `None` if it cannot be fused with others.
 ///
 /// A fused update runs over the slab from the first element of its first member to the last element
@@ -202,7 +197,7 @@ fn fusion_key(
             BufferKind::Temp if whole => Some(OperandKey::Temp(v.dtype)),
             _ => None,
         };
-        if is_scalar(v) && (len > 1 || by_element.is_none() || is_shared(v.buffer)) {
+        if v.is_scalar() && (len > 1 || by_element.is_none() || is_shared(v.buffer)) {
             return Some(scalar());
         }
         if matches!(by_element, Some(OperandKey::Temp(_))) {
