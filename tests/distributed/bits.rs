@@ -1,6 +1,6 @@
 //! The bits of a run depend on the number of towers, not on the processes they are divided over.
 
-use crate::launch::{Installation, Outcome, one_at_a_time, start_alone, undisturbed};
+use crate::launch::{Installation, Outcome, Turn, start_alone, undisturbed};
 use crate::task::{Net, Task};
 
 fn task(net: Net, towers: usize) -> (tempfile::TempDir, Task) {
@@ -11,7 +11,7 @@ fn task(net: Net, towers: usize) -> (tempfile::TempDir, Task) {
 
 /// Checks that processes x towers give the bits of one process with all towers.
 fn any_division_gives_the_same_bits(net: Net) {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Training.take();
     for total in [4, 6] {
         let whole = undisturbed(&task(net, total).1, total);
         // The same trainers in one process without a launcher.
@@ -45,7 +45,7 @@ fn any_division_gives_the_same_bits(net: Net) {
 /// finishes has the same bits on all of them.
 #[test]
 fn gradients_sent_as_bf16_give_nearly_the_same_variables() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Training.take();
     // Few steps: differences grow with every one.
     let task = |towers| {
         let (dir, task) = task(Net::Resnet, towers);

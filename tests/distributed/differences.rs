@@ -1,6 +1,6 @@
 //! A rank that does something else than the others: an error on all ranks before the first step.
 
-use crate::launch::{Installation, last_checkpoint, one_at_a_time};
+use crate::launch::{Installation, Turn, last_checkpoint};
 use crate::task::{Difference, Net, Task};
 use tensorpack_testing::assert_mentions;
 
@@ -23,7 +23,7 @@ const DIFFERENCES: [(Difference, &str); 10] = [
 
 #[test]
 fn a_rank_that_differs_is_named_before_the_first_step() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Waiting.take();
     let installations = Installation::all();
     for (i, (difference, term)) in DIFFERENCES.into_iter().enumerate() {
         let Some(installation) = installations.get(i % installations.len().max(1)) else { return };

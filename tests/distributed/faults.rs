@@ -3,7 +3,7 @@
 //! the run to the bits of an undisturbed one.
 
 use crate::fault::MESSAGE;
-use crate::launch::{Installation, Outcome, last_checkpoint, one_at_a_time, undisturbed};
+use crate::launch::{Installation, Outcome, Turn, last_checkpoint, undisturbed};
 use crate::program::Report;
 use crate::sample::{is_complete, sample, seed};
 use crate::task::{Fault, Kind, Net, Place, Task};
@@ -156,7 +156,7 @@ fn try_fault(
 
 #[test]
 fn a_rank_that_fails_ends_all_others_in_time_and_the_run_resumes() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Waiting.take();
     let installations = Installation::all();
     if installations.is_empty() {
         return;
@@ -171,8 +171,11 @@ fn a_rank_that_fails_ends_all_others_in_time_and_the_run_resumes() {
         let towers = 1 + i / 2 % 2;
         let task = Task { plain, ..Task::new(Net::Dense, towers, "unused") };
         let whole = wholes.entry((towers, plain)).or_insert_with(|| undisturbed(&task, RANKS * towers));
+        let sharded = i / 4 % 2 == 1;
+        let task = Task { sharded, ..task };
         let library = installation.library.path.file_name().unwrap_or_default().to_string_lossy();
-        let what = format!("{fault}, {RANKS} x {towers}, {library}");
+        let trainer = if sharded { "dist-ps" } else { "dist-replicated" };
+        let what = format!("{fault}, {RANKS} x {towers}, {trainer}, {library}");
         match try_fault(installation, fault, &task, whole) {
             Ok(longest) => {
                 let seconds = longest.as_secs_f64();
@@ -192,7 +195,7 @@ fn a_rank_that_fails_ends_all_others_in_time_and_the_run_resumes() {
 /// time is over that ranks have after another one has failed.
 #[test]
 fn a_rank_that_dies_before_the_ranks_have_met_ends_the_run() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Waiting.take();
     for mut installation in Installation::sample("start") {
         installation.mpiexec = installation.mpiexec.grace(Duration::from_secs(2));
         let dir = tempfile::tempdir().unwrap();

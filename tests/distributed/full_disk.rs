@@ -1,7 +1,7 @@
 //! The disk of rank 0 is full: all ranks end with an error, earlier checkpoints are whole, and the
 //! run resumes once there is space again.
 
-use crate::launch::{Installation, Outcome, Run, last_checkpoint, one_at_a_time, undisturbed};
+use crate::launch::{Installation, Outcome, Run, Turn, last_checkpoint, undisturbed};
 use crate::task::{Fault, Kind, Net, Place, Task};
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -11,7 +11,7 @@ const RANKS: usize = 2;
 
 #[test]
 fn a_full_disk_on_rank_0_ends_all_ranks_and_the_run_resumes() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Waiting.take();
     let dir = tempfile::tempdir().unwrap();
     let disk = match SmallDisk::mount(dir.path().join("disk"), 2) {
         Ok(disk) => disk,

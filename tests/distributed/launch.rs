@@ -28,10 +28,22 @@ rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
 echo "$status $(date +%s%N)" > "$0/.status-$rank"; mv "$0/.status-$rank" "$0/status-$rank"
 [ $status -lt 128 ] || sleep 1; exit $status"#;
 
-/// Lets one test at a time start ranks: deadlines are short, and cores are few.
-pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// Which tests start ranks one after the other: cores are few. One test of each kind runs at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Turn {
+    /// Tests that mostly wait, for deadlines and for processes to end. Those with networks of their
+    /// own, whose names only differ between processes, are among them.
+    Waiting,
+    /// Tests that mostly train.
+    Training,
+}
+
+impl Turn {
+    /// Waits for the end of the other tests of this kind.
+    pub(crate) fn take(self) -> MutexGuard<'static, ()> {
+        static TURNS: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
+        TURNS[self as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// An MPI library and its launcher.

@@ -1,6 +1,6 @@
 //! A run on two hosts whose network is slow, loses packets, or fails.
 
-use crate::launch::{Installation, Outcome, Run, last_checkpoint, one_at_a_time, undisturbed};
+use crate::launch::{Installation, Outcome, Run, Turn, last_checkpoint, undisturbed};
 use crate::task::{Fault, Kind, Net, Place, Task};
 use std::time::Duration;
 use tensorpack_mpi::MpiexecKind;
@@ -39,7 +39,7 @@ fn whole() -> Outcome {
 
 #[test]
 fn a_slow_network_changes_no_bits() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Waiting.take();
     let Some((hosts, installation)) = two_hosts() else { return };
     hosts.set(Link { delay: Duration::from_micros(200), rate: Some(1e9), ..Link::default() });
     let dir = tempfile::tempdir().unwrap();
@@ -55,7 +55,7 @@ fn a_slow_network_changes_no_bits() {
 
 #[test]
 fn a_cut_wire_ends_all_ranks_with_an_error_that_names_the_other_host() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Waiting.take();
     let Some((hosts, installation)) = two_hosts() else { return };
     let dir = tempfile::tempdir().unwrap();
     let task = Task::new(Net::Dense, 1, dir.path());
@@ -86,7 +86,7 @@ fn a_cut_wire_ends_all_ranks_with_an_error_that_names_the_other_host() {
 /// Either TCP copes, or all ranks end with an error; the bits are right in any case.
 #[test]
 fn lost_packets_change_no_bits() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Waiting.take();
     let Some((hosts, installation)) = two_hosts() else { return };
     let dir = tempfile::tempdir().unwrap();
     // Every lost packet costs TCP a fifth of a second or more.

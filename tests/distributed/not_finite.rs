@@ -1,6 +1,6 @@
 //! A value that is not finite in one rank: no rank updates a variable.
 
-use crate::launch::{Installation, Outcome, Run, last_checkpoint, one_at_a_time, start_alone, undisturbed};
+use crate::launch::{Installation, Outcome, Run, Turn, last_checkpoint, start_alone, undisturbed};
 use crate::task::{Fault, Kind, Net, Place, Task};
 use tensorpack_testing::assert_mentions;
 
@@ -18,7 +18,7 @@ fn fault(place: Place, rank: usize) -> Option<Fault> {
 
 #[test]
 fn a_value_that_is_not_finite_ends_all_ranks_before_an_update() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Training.take();
     let dir = tempfile::tempdir().unwrap();
     let whole = undisturbed(&Task::new(Net::Dense, RANKS, dir.path()), RANKS);
     for place in PLACES {
@@ -67,7 +67,7 @@ fn ranks_that_skipped(task: &Task) -> usize {
 
 #[test]
 fn a_step_that_is_not_finite_is_skipped_on_all_ranks() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Training.take();
     let plain = tempfile::tempdir().unwrap();
     let undisturbed = undisturbed(&Task::new(Net::Dense, RANKS, plain.path()), RANKS);
     for place in PLACES {
@@ -94,7 +94,7 @@ fn a_step_that_is_not_finite_is_skipped_on_all_ranks() {
 /// The rank that gets the example knows at once what is wrong; the others search for it.
 #[test]
 fn an_example_that_is_not_finite_is_skipped_on_all_ranks() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Training.take();
     let dir = tempfile::tempdir().unwrap();
     let task = Task { bad_example: true, skip: true, ..Task::new(Net::Dense, 1, dir.path()) };
     let whole = undisturbed(&task, RANKS);

@@ -1,12 +1,12 @@
 //! A run that is killed on four ranks, resumed on two, killed and resumed on one has the bits of an
 //! undisturbed one. The four ranks divide their updates, the two do not.
 
-use crate::launch::{Installation, Outcome, last_checkpoint, one_at_a_time, start_alone, undisturbed};
+use crate::launch::{Installation, Outcome, Turn, last_checkpoint, start_alone, undisturbed};
 use crate::task::{Fault, Kind, Net, Place, Task};
 
 #[test]
 fn a_run_resumes_on_any_number_of_ranks_that_divides_the_towers() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Training.take();
     let dir = tempfile::tempdir().unwrap();
     let whole = undisturbed(&Task::new(Net::Resnet, 4, dir.path()), 4);
     for installation in Installation::sample("restarts") {

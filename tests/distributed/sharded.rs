@@ -1,6 +1,6 @@
 //! Updates that are divided over processes: `DistributedTrainerParameterServer`.
 
-use crate::launch::{Installation, Outcome, one_at_a_time, undisturbed};
+use crate::launch::{Installation, Outcome, Turn, undisturbed};
 use crate::models::WIDE;
 use crate::task::{Net, Task};
 
@@ -9,7 +9,7 @@ use crate::task::{Net, Task};
 /// replicas.
 #[test]
 fn two_ranks_keep_half_of_the_state_each() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Training.take();
     let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let task = |i: usize, towers: usize| Task { epochs: 1, ..Task::new(Net::Wide, towers, dirs[i].path()) };
     let whole = undisturbed(&task(0, 2), 2);

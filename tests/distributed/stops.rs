@@ -1,8 +1,8 @@
 //! A signal to any rank ends all of them: they save at the same step, end by the signal, and the
 //! run resumes to the same bits.
 
-use crate::launch::{Installation, Outcome, Run, last_checkpoint, one_at_a_time, undisturbed};
-use crate::sample::sample;
+use crate::launch::{Installation, Outcome, Run, Turn, last_checkpoint, undisturbed};
+use crate::sample::{one_of, sample};
 use crate::task::{Fault, Kind, Net, Place, Task};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ fn send(run: &mut Run, to: To) {
 
 #[test]
 fn a_signal_to_any_rank_saves_and_ends_all() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Waiting.take();
     let dir = tempfile::tempdir().unwrap();
     let whole = undisturbed(&Task::new(Net::Dense, RANKS, dir.path()), RANKS);
     let places = [
@@ -91,7 +91,7 @@ fn a_signal_to_any_rank_saves_and_ends_all() {
 /// earlier one. No rank stays behind, and the run resumes.
 #[test]
 fn a_launcher_that_is_terminated_takes_its_ranks_with_it() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Waiting.take();
     let dir = tempfile::tempdir().unwrap();
     let whole = undisturbed(&Task::new(Net::Dense, RANKS, dir.path()), RANKS);
     for installation in Installation::all() {
@@ -123,11 +123,11 @@ fn a_launcher_that_is_terminated_takes_its_ranks_with_it() {
 /// recorded: the resumed run repeats it.
 #[test]
 fn a_signal_during_validation_ends_it_at_the_next_batch() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Waiting.take();
     let task = Task { validation_batch: 2, ..Task::new(Net::Dense, 1, "unused") };
     let whole = undisturbed(&task, RANKS);
     for installation in Installation::sample("validation") {
-        for to in [To::Rank(2), To::All] {
+        for to in one_of("signal", vec![To::Rank(2), To::All]) {
             let dir = tempfile::tempdir().unwrap();
             let task = Task { logdir: dir.path().into(), ..task.clone() };
             // In the second of three epochs. The whole validation would take 14 s more.
@@ -160,8 +160,8 @@ fn a_signal_during_validation_ends_it_at_the_next_batch() {
 /// A launcher kills all ranks when one ends before the others, so a rank that is done waits.
 #[test]
 fn a_rank_that_ends_early_waits_for_the_others() {
-    let _turn = one_at_a_time();
-    for installation in Installation::all() {
+    let _turn = Turn::Waiting.take();
+    for installation in Installation::sample("ends early") {
         for place in [Place::AfterTrain, Place::AfterRun] {
             for slow in [0, 1] {
                 let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! Strangers at the port of the coordinator: refused, reported once, and without influence.
 
-use crate::launch::{Installation, Outcome, one_at_a_time, undisturbed};
+use crate::launch::{Installation, Outcome, Turn, undisturbed};
 use crate::task::{Net, Task};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -36,7 +36,7 @@ fn is_refused(address: SocketAddr, bytes: &[u8]) -> bool {
 
 #[test]
 fn strangers_are_refused_and_harm_nothing() {
-    let _turn = one_at_a_time();
+    let _turn = Turn::Training.take();
     let dir = tempfile::tempdir().unwrap();
     let whole = undisturbed(&Task::new(Net::Dense, RANKS, dir.path()), RANKS);
     for installation in Installation::sample("strangers") {
