@@ -12,7 +12,8 @@
 //!
 //! `bench -- loop [--steps N] [--json]`: the overhead of the training loop. `bench -- input
 //! [--steps N] [--json]`: the time that a step waits for each kind of input. `bench -- scale`: the
-//! scaling of the step time with batch size, depth and width.
+//! scaling of the step time with batch size, depth and width; with `--threads 1,2,4`, with the
+//! number of threads.
 //!
 //! `bench -- scaling [--ranks 2,4,8] [--delay-ms MS] [--mbit MBIT] [--json]`: predicts the step time
 //! on several ranks, starts them on hosts of this machine, and measures it. `bench -- network -n N
@@ -36,6 +37,7 @@ mod scale;
 mod scaling;
 mod scaling_model;
 mod step;
+mod threads;
 mod timed_model;
 mod towers;
 
@@ -86,8 +88,13 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// The scaling of the step time with batch size, depth and width.
-    Scale,
+    /// The scaling of the step time with batch size, depth and width; or with the number of threads.
+    #[command(args_override_self = true)]
+    Scale {
+        /// Measure all reference models with each of these numbers of threads, instead of all sizes.
+        #[arg(long, value_name = "LIST", value_delimiter = ',', action = ArgAction::Set)]
+        threads: Vec<usize>,
+    },
     /// The scaling of the step time with the number of ranks, predicted and measured.
     #[command(args_override_self = true)]
     Scaling(scaling::ScalingArgs),
@@ -162,7 +169,8 @@ fn main() -> ExitCode {
         Command::Dataflow(args) => dataflow::measure(&args, started),
         Command::Loop { steps, json } => loop_overhead::measure(steps, json),
         Command::Input { steps, json } => input::measure(steps, json),
-        Command::Scale => scale::measure(),
+        Command::Scale { threads } if threads.is_empty() => scale::measure(),
+        Command::Scale { threads } => threads::measure(&threads),
         Command::Scaling(args) => scaling::measure(&args),
         Command::Network(args) => network::run(&args),
     };

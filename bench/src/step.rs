@@ -21,7 +21,7 @@ pub(crate) struct Built {
     pub(crate) inputs: Vec<(String, HostTensor)>,
 }
 
-fn one_tower(model: Model, batch: usize, dtype: DType) -> Result<Built> {
+pub(crate) fn one_tower(model: Model, batch: usize, dtype: DType) -> Result<Built> {
     let graph = Graph::new();
     let (cost, train) = model.build(&graph, batch, dtype)?;
     let inputs = model.synthetic(batch)?.into_iter().map(|(name, value)| (name.to_string(), value)).collect();

@@ -74,9 +74,9 @@ fn gflops(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
     work.flops() / seconds * 1e-9
 }
 
-fn matmul(m: usize, n: usize, k: usize, lhs_transposed: bool, rhs_transposed: bool) -> MatMul {
+fn matmul(threads: usize, [m, n, k]: [usize; 3], lhs_transposed: bool, rhs_transposed: bool) -> MatMul {
     let (lhs_shared, rhs_shared, rhs_panels) = (false, false, false);
-    MatMul { batch: 1, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared, rhs_panels }
+    MatMul { batch: 1, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared, rhs_panels, threads }
 }
 
 /// Returns a convolution with a square filter and "same" padding.
@@ -97,7 +97,7 @@ fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv
     }
 }
 
-fn shapes() -> Vec<(String, Box<dyn Contract>)> {
+fn shapes(threads: usize) -> Vec<(String, Box<dyn Contract>)> {
     let mut all: Vec<(String, Box<dyn Contract>)> = Vec::new();
     for (m, n, k) in [
         (128, 512, 784),
@@ -108,16 +108,16 @@ fn shapes() -> Vec<(String, Box<dyn Contract>)> {
         (700, 2600, 650),
         (700, 10_000, 650),
     ] {
-        all.push((format!("matmul {m}x{k} * {k}x{n}"), Box::new(matmul(m, n, k, false, false))));
-        all.push((format!("matmul {k}x{m}' * {m}x{n}"), Box::new(matmul(k, n, m, true, false))));
-        all.push((format!("matmul {m}x{n} * {k}x{n}'"), Box::new(matmul(m, k, n, false, true))));
+        all.push((format!("matmul {m}x{k} * {k}x{n}"), Box::new(matmul(threads, [m, n, k], false, false))));
+        all.push((format!("matmul {k}x{m}' * {m}x{n}"), Box::new(matmul(threads, [k, n, m], true, false))));
+        all.push((format!("matmul {m}x{n} * {k}x{n}'"), Box::new(matmul(threads, [m, k, n], false, true))));
     }
     for (m, n, k) in [(20, 2600, 650), (20, 650, 2600)] {
-        let product = MatMul { rhs_panels: true, ..matmul(m, n, k, false, false) };
+        let product = MatMul { rhs_panels: true, ..matmul(threads, [m, n, k], false, false) };
         all.push((format!("matmul {m}x{k} * {k}x{n} in panels"), Box::new(product)));
     }
     for (m, n, k) in [(512, 512, 512), (1024, 1024, 1024), (32, 32, 25088), (1, 512, 784), (128, 1, 512)] {
-        all.push((format!("matmul {m}x{k} * {k}x{n}"), Box::new(matmul(m, n, k, false, false))));
+        all.push((format!("matmul {m}x{k} * {k}x{n}"), Box::new(matmul(threads, [m, n, k], false, false))));
     }
     for (size, kernel, stride, [from, to]) in [
         (28, 3, 1, [1, 32]),
@@ -154,7 +154,7 @@ fn main() {
     let only = args.next().unwrap_or_default();
     for isa in Isa::available().filter(|&isa| isa != Isa::Plain) {
         println!("{isa}, {team:?}: peak {:.0} GFLOP/s", Roofline::measure(&mut team, isa).gflops);
-        for (name, work) in shapes() {
+        for (name, work) in shapes(team.len()) {
             if name.contains(&only) {
                 let speed = gflops(&mut team, isa, &*work);
                 let share = 100.0 * speed / Roofline::measure(&mut team, isa).gflops;

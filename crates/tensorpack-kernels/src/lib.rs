@@ -39,6 +39,7 @@
 //!     lhs_shared: false,
 //!     rhs_shared: false,
 //!     rhs_panels: false,
+//!     threads: 1,
 //! };
 //! matmul.check()?;
 //!

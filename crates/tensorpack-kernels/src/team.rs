@@ -12,7 +12,8 @@
 //! Each member starts with its own contiguous range of chunks. The ranges depend only on the number
 //! of chunks, so a member often finds in its cache what it wrote in the previous kernel. A member
 //! that runs out of chunks steals from the end of the others' ranges. Chunks are independent, so
-//! results do not depend on which member runs which chunk.
+//! results do not depend on which member runs which chunk. Members beyond the number of chunks stay
+//! out of a job: with many threads, waiting for them costs more than a small kernel.
 
 use std::any::Any;
 use std::ops::Range;
@@ -83,6 +84,8 @@ struct Shared {
     closed: AtomicU64,
     /// The current job, a `*const Job`. It is valid for workers that have joined.
     job: AtomicPtr<()>,
+    /// The number of members with chunks of the current job.
+    active: AtomicU64,
     /// One per member.
     queues: Vec<ChunkQueue>,
     workers: Vec<Worker>,
@@ -126,6 +129,7 @@ impl Team {
             current: AtomicU64::new(0),
             closed: AtomicU64::new(0),
             job: AtomicPtr::new(std::ptr::null_mut()),
+            active: AtomicU64::new(0),
             queues: (0..threads).map(|_| ChunkQueue::default()).collect(),
             workers: (1..threads).map(|_| Worker::default()).collect(),
             quit: AtomicBool::new(false),
@@ -195,12 +199,14 @@ impl Team {
                 *caller = Some(me);
             }
         }
-        for (member, queue) in shared.queues[..self.len()].iter().enumerate() {
-            queue.set(partition::part(chunks, self.len(), member));
+        let active = self.len().min(chunks);
+        for (member, queue) in shared.queues[..active].iter().enumerate() {
+            queue.set(partition::part(chunks, active, member));
         }
+        shared.active.store(active as u64, Ordering::Relaxed);
         shared.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
         let number = shared.current.fetch_add(1, Ordering::SeqCst) + 1;
-        for (thread, worker) in self.workers.iter().zip(&shared.workers) {
+        for (thread, worker) in self.workers.iter().zip(&shared.workers).take(active - 1) {
             if worker.parked.load(Ordering::SeqCst) {
                 thread.unpark();
             }
@@ -210,7 +216,7 @@ impl Team {
         // The closure lives on this stack: wait for the workers even if this thread panicked.
         // Nothing from here to the last wait may panic.
         shared.closed.store(number, Ordering::SeqCst);
-        for worker in &shared.workers[..self.workers.len()] {
+        for worker in &shared.workers[..active - 1] {
             shared.wait_for(worker, number, begun, self.spins, &mut self.stalls);
         }
         let theirs = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
@@ -228,11 +234,15 @@ impl Team {
 }
 
 impl Shared {
+    fn active(&self) -> usize {
+        self.active.load(Ordering::Relaxed) as usize
+    }
+
     fn take_chunks(&self, job: Job<'_>, member: usize) {
         while let Some(chunk) = self.queues[member].pop_front() {
             job(chunk, member);
         }
-        for others in self.queues[member + 1..].iter().chain(&self.queues[..member]) {
+        for others in self.queues[member + 1..self.active()].iter().chain(&self.queues[..member]) {
             while let Some(chunk) = others.pop_back() {
                 job(chunk, member);
             }
@@ -282,13 +292,15 @@ impl Shared {
                 }
             }
             seen = self.current.load(Ordering::SeqCst);
-            if !self.join(me, seen) {
+            // This may be the number of a later job, whose number the worker has not seen yet. Then
+            // the job that it has seen is closed, and `join` fails.
+            if member >= self.active() || !self.join(me, seen) {
                 continue;
             }
             // SAFETY: `Team::dispatch` stored the job before it published its number in `current`,
-            // which this worker has read. `Worker::join` has found the job open, so `dispatch` sees
-            // this worker in `wait_for`, and neither returns nor stores another job before the
-            // worker leaves, which it does only below.
+            // which this worker has read. `Worker::join` has found the job open, so `active` belongs
+            // to it and counts this worker: `dispatch` sees it in `wait_for`, and neither returns nor
+            // stores another job before the worker leaves, which it does only below.
             let job = unsafe { *self.job.load(Ordering::Relaxed).cast::<Job<'_>>() };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_chunks(job, member))) {
                 self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(panic);

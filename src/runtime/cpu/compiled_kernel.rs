@@ -142,6 +142,7 @@ impl CompiledKernel {
                 let attributes = ContractAttributes {
                     rhs_panels: compilation.panels.contains(&rhs.buffer),
                     exact: compilation.exact_convolutions,
+                    threads: compilation.threads,
                 };
                 let kernel = kernel_selection::contraction(kind, attributes);
                 kernel.check()?;

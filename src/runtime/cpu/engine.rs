@@ -148,15 +148,24 @@ impl Engine {
         lock(&self.shared)
     }
 
+    /// Returns the number of engines that run at the same time.
+    fn engines(&self) -> usize {
+        self.fork.as_ref().map_or(1, |fork| fork.towers)
+    }
+
+    /// Returns the number of threads of each of these many towers.
+    fn threads(&self, towers: usize) -> usize {
+        self.options.threads.unwrap_or(cores() / towers.saturating_mul(self.engines())).max(1)
+    }
+
     /// Creates teams for this number of towers if there are none yet.
     fn teams(&self, shared: &mut Shared, towers: usize) -> Result<()> {
         if shared.teams.iter().any(|c| c.teams.len() == towers) {
             return Ok(());
         }
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let engines = self.fork.as_ref().map_or(1, |fork| fork.towers);
-        let threads = self.options.threads.unwrap_or(cores / towers.saturating_mul(engines)).max(1);
-        let all = threads.saturating_mul(towers).saturating_mul(engines);
+        let cores = cores();
+        let threads = self.threads(towers);
+        let all = threads.saturating_mul(towers).saturating_mul(self.engines());
         let leaders = Team::among(towers, all);
         if leaders.len() < towers {
             return Err(Error::new(
@@ -187,9 +196,10 @@ impl Engine {
         let infinite = programs.iter().flat_map(|program| program.infinite.iter().copied()).collect();
         self.check_results(&programs, &shared)?;
         self.teams(&mut shared, 1)?;
+        let threads = self.threads(programs.len());
         let compiled = programs
             .into_iter()
-            .map(|program| self.run_passes(program, mode, &mut shared, &mut variables))
+            .map(|program| self.run_passes(program, mode, threads, &mut shared, &mut variables))
             .collect::<Result<Vec<_>>>()?;
         check_all_reduces(&compiled)?;
         let (exchange, splits) = self.exchange(&compiled, mode)?.unzip();
@@ -215,13 +225,14 @@ impl Engine {
         &self,
         program: Program,
         mode: Mode,
+        threads: usize,
         shared: &mut Shared,
         variables: &mut Variables,
     ) -> Result<(Compilation, String)> {
         let mut evaluate =
             |program: Program, variables: &mut Variables| self.evaluate(program, shared, variables);
-        let mut cx =
-            PassCx { mode, full_precision: self.options.full_precision, variables, evaluate: &mut evaluate };
+        let full_precision = self.options.full_precision;
+        let mut cx = PassCx { mode, full_precision, threads, variables, evaluate: &mut evaluate };
         pipeline::run(program, &mut cx, self.options.dump_passes)
     }
 
@@ -233,7 +244,7 @@ impl Engine {
         variables: &mut Variables,
     ) -> Result<Vec<HostTensor>> {
         let fetches = (0..program.fetches.len()).map(|i| (0, i)).collect();
-        let compilation = Compilation::new(program, self.options.full_precision);
+        let compilation = Compilation::new(program, self.options.full_precision, self.threads(1));
         let compiled = vec![(compilation, String::new())];
         let ready = self.ready(compiled, vec![Vec::new()], fetches, shared, variables)?;
         let (mut values, run) = (Vec::new(), RunInfo { seed: 0, draw: 0 });
@@ -321,6 +332,11 @@ fn check_all_reduces(compiled: &[(Compilation, String)]) -> Result<()> {
         e.note("a fork runs what reads the current variables last, and only some towers do so here")
             .note("run several towers in the session itself, not in its fork")
     })
+}
+
+/// Returns the number of cores that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
 fn lock(shared: &Mutex<Shared>) -> Result<MutexGuard<'_, Shared>> {

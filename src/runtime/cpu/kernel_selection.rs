@@ -11,6 +11,8 @@ pub(super) struct ContractAttributes {
     pub(super) rhs_panels: bool,
     /// Convolutions use the direct algorithm, never Winograd.
     pub(super) exact: bool,
+    /// The threads that share the work.
+    pub(super) threads: usize,
 }
 
 /// Returns the kernel of a contraction.
@@ -38,6 +40,7 @@ pub(super) fn contraction(kind: &ContractKind, attributes: ContractAttributes) -
             lhs_shared: product.lhs_shared,
             rhs_shared: product.rhs_shared,
             rhs_panels: attributes.rhs_panels,
+            threads: attributes.threads,
         }),
         ContractKind::Conv2d(c) => Box::new(kernels::Conv2dForward(conv2d(c))),
         ContractKind::Conv2dInputGrad(c) => Box::new(kernels::Conv2dInputGrad(conv2d(c))),

@@ -37,6 +37,8 @@ pub(super) struct Compilation {
     pub(super) panels: HashSet<BufferId>,
     /// Whether convolutions use the direct algorithm only.
     pub(super) exact_convolutions: bool,
+    /// The number of threads that run it.
+    pub(super) threads: usize,
 }
 
 impl Compilation {
@@ -52,9 +54,9 @@ impl Compilation {
     }
 
     /// Starts with a program as it was lowered.
-    pub(super) fn new(program: Program, exact_convolutions: bool) -> Compilation {
+    pub(super) fn new(program: Program, exact_convolutions: bool, threads: usize) -> Compilation {
         let (commit, panels) = Default::default();
-        Compilation { program, commit, live_from: 0, panels, exact_convolutions }
+        Compilation { program, commit, live_from: 0, panels, exact_convolutions, threads }
     }
 }
 
@@ -63,6 +65,8 @@ pub(super) struct PassCx<'a> {
     pub(super) mode: Mode,
     /// Whether convolutions use the direct algorithm only.
     pub(super) full_precision: bool,
+    /// The number of threads that run the program.
+    pub(super) threads: usize,
     pub(super) variables: &'a mut Variables,
     /// Runs a program that reads only constants, and returns its fetches.
     pub(super) evaluate: &'a mut dyn FnMut(Program, &mut Variables) -> Result<Vec<HostTensor>>,
@@ -196,7 +200,7 @@ const PASSES: &[Pass] = &[
 
 /// Runs all passes on one tower's program. With `dump`, returns the program as text after each.
 pub(super) fn run(program: Program, cx: &mut PassCx<'_>, dump: bool) -> Result<(Compilation, String)> {
-    let mut compilation = Compilation::new(program, cx.full_precision);
+    let mut compilation = Compilation::new(program, cx.full_precision, cx.threads);
     let mut text = String::new();
     for pass in PASSES {
         if !(pass.applies)(cx) {

@@ -466,7 +466,7 @@ mod tests {
 
     /// An empty plan that needs this much memory.
     fn plan(arena_bytes: usize, scratch_bytes: usize) -> Plan {
-        let empty = Compilation::new(Program::default(), false);
+        let empty = Compilation::new(Program::default(), false, 1);
         let mut plan = Plan::new(empty, &Variables::default(), String::new(), &[]).unwrap();
         (plan.arena_bytes, plan.scratch_bytes) = (arena_bytes, scratch_bytes);
         plan

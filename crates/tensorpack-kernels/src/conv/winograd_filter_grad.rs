@@ -16,7 +16,7 @@ use crate::partition;
 /// Bytes of transformed tiles at a time.
 const PART_BYTES: usize = 512 << 10;
 /// Number of partial results, and enough chunks for all threads.
-const GROUPS: usize = 8;
+const GROUPS: usize = 16;
 /// Input channels that a chunk of the second phase sums.
 const SUM_CHANNELS: usize = 4;
 

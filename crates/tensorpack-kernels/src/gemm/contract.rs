@@ -65,8 +65,8 @@ impl<T> Bias<T> {
 /// A contraction: a sum of products of two operands, divided into phases and chunks.
 ///
 /// To run one, take the phases in turn: run all chunks of a phase, in any order and on any threads,
-/// and wait for them before the next phase. Neither the chunks nor the order of any sum depend on
-/// the number of threads.
+/// and wait for them before the next phase. The order of a sum never depends on the number of
+/// threads.
 pub trait Contract: Debug + Send + Sync {
     /// Checks that no product of the sizes overflows. Call this before any other method.
     fn check(&self) -> Result<()>;
@@ -83,8 +83,7 @@ pub trait Contract: Debug + Send + Sync {
     /// Returns the number of phases.
     fn phases(&self) -> usize;
 
-    /// Returns the number of independent chunks of a phase. It depends on the sizes alone, never on
-    /// the number of threads.
+    /// Returns the number of independent chunks of a phase.
     fn chunks(&self, phase: usize) -> usize;
 
     /// Returns the bytes of memory that all chunks share (packed weights, partial sums). Its

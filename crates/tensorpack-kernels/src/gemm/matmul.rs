@@ -37,6 +37,9 @@ pub struct MatMul {
     /// The right operand is stored packed in panels: `[batch, ceil(n / PANEL), k, PANEL]`, with
     /// unspecified values past the last column. Excludes `rhs_transposed`. See [`MatMul::PANEL`].
     pub rhs_panels: bool,
+    /// Number of threads that share the product. For more threads the blocks of rows and columns
+    /// are smaller; the order of the sums stays the same.
+    pub threads: usize,
 }
 
 /// Maximum depth of a block along `k`: a panel of this depth streams from the L2 cache, and the
@@ -57,6 +60,14 @@ const SMALL_CHUNK: usize = 1_000_000;
 const LONG_SUM: usize = 1152;
 /// With fewer chunks than this, columns, rows and sums are split further.
 const ENOUGH_CHUNKS: usize = 8;
+/// Number of chunks per thread, if there are more threads than that is enough for: some threads are
+/// slower than others.
+const CHUNKS_PER_THREAD: usize = 2;
+/// Minimum number of rows of a block that exists only because there are many threads: fewer rows
+/// cost more than they gain, since each block packs its panels.
+const MIN_ROWS: usize = 32;
+/// Storing an output costs as much as this many operations.
+const STORE_OPS: usize = 32;
 
 /// The blocking of a product.
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +154,35 @@ impl MatMul {
         // Packing costs as much as a few columns.
         let packs_lhs =
             self.lhs_transposed && slices == 1 && self.m > MatMul::PANEL && self.n > 2 * MatMul::PANEL;
-        Blocking { row_blocks, col_blocks, slices, packs_lhs }
+        self.for_threads(Blocking { row_blocks, col_blocks, slices, packs_lhs })
+    }
+
+    /// Divides rows and columns further if there are many threads. The slices stay: results must
+    /// not depend on the number of threads.
+    fn for_threads(&self, mut blocking: Blocking) -> Blocking {
+        let enough = CHUNKS_PER_THREAD * self.threads;
+        if enough <= ENOUGH_CHUNKS {
+            return blocking;
+        }
+        let panels = self.n.div_ceil(BLOCK_COLS);
+        loop {
+            let Blocking { row_blocks, col_blocks, slices, .. } = blocking;
+            let chunks = self.batch * row_blocks * col_blocks * slices;
+            let (rows, cols) = (self.m.div_ceil(row_blocks), panels.div_ceil(col_blocks.max(1)));
+            let each = rows
+                .saturating_mul(cols * BLOCK_COLS)
+                .saturating_mul(2 * self.k.div_ceil(slices) + STORE_OPS);
+            if chunks == 0 || chunks >= enough || each < 2 * SMALL_CHUNK {
+                return blocking;
+            }
+            if cols > 1 {
+                blocking.col_blocks = panels.min(2 * col_blocks);
+            } else if rows >= 2 * MIN_ROWS {
+                blocking.row_blocks *= 2;
+            } else {
+                return blocking;
+            }
+        }
     }
 
     /// Returns the work of a phase of a folded product.

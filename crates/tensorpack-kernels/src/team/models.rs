@@ -98,6 +98,26 @@ fn three_members_run_every_chunk_once() {
     });
 }
 
+/// Members beyond the number of chunks stay out of a job, which does not wait for them, and take
+/// part in the next.
+#[test]
+fn members_without_chunks_stay_out_of_a_job() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(1);
+    model.check(|| {
+        let mut team = Team::among(3, usize::MAX);
+        for chunks in [2, 3] {
+            // The output lives only as long as its job: loom reports a later access.
+            let output = Output::new(chunks);
+            team.run(chunks, &|chunk, member| {
+                assert!(member < chunks);
+                output.add(chunk);
+            });
+            assert_eq!(output.read(), vec![1; chunks]);
+        }
+    });
+}
+
 /// A panic in any chunk ends the job on all members and reaches the caller. The team stays usable.
 #[test]
 fn a_panic_ends_the_job_on_all_members() {
