@@ -1,5 +1,6 @@
 //! Asynchronous training: towers update shared variables without waiting for each other.
 
+use crate::counted_updates::{Count, MakeOptimizer, ones};
 use crate::models::{Line, line};
 use crate::processes;
 use std::os::unix::process::ExitStatusExt;
@@ -16,8 +17,6 @@ use tensorpack::kir::{CustomKernel, LowerCx, View};
 use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::train::{NanPolicy, SingleCostTrainer, Trained};
-
-type MakeOptimizer = fn() -> Box<dyn Optimizer>;
 
 /// A net with everything that has state or draws random numbers.
 struct Net(MakeOptimizer);
@@ -85,31 +84,6 @@ fn several_towers_converge() {
             assert!((found - right).abs() < 1e-3, "{towers} towers: {w:?}");
         }
     }
-}
-
-/// Every example moves the weight by the same amount, so the weight counts the updates.
-struct Count(MakeOptimizer);
-
-impl ModelDesc for Count {
-    fn inputs(&self) -> Vec<TensorSpec> {
-        vec![TensorSpec::f32("x", [None])]
-    }
-
-    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
-        let w = t.variable(VariableSpec::new("w", [257]).init(Init::zeros()));
-        let seen = t.variable(VariableSpec::new("seen", []).init(Init::zeros()).non_trainable());
-        let update = seen.update(|n| n + 1.0);
-        t.graph().add_op_to_collection(tensorpack::graph::UPDATE_OPS, &update);
-        (w.sum() * inputs[0].mean()).named("cost")
-    }
-
-    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
-        (self.0)()
-    }
-}
-
-fn ones() -> impl DataFlow {
-    FromFn::new(100, |_| Ok(vec![HostTensor::new([1], vec![1f32])?]))
 }
 
 /// For any interleaving, each tower reads the latest optimizer state, and no update is overwritten.

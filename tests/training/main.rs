@@ -5,6 +5,7 @@ mod bad_settings;
 mod boundary_signal;
 mod callback_state;
 mod changed_data;
+mod counted_updates;
 #[path = "../checkpoints/crash_disk.rs"]
 mod crash_disk;
 mod custom;

@@ -2,6 +2,7 @@
 //! the variables, and updates them in turn.
 
 use crate::compile::latest;
+use crate::counted_updates::{Count, MakeOptimizer, ones};
 use crate::{child, device, devices};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -14,8 +15,6 @@ use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 use tensorpack::train::{NanPolicy, SingleCostTrainer, Trained};
-
-type MakeOptimizer = fn() -> Box<dyn Optimizer>;
 
 /// A net with everything that has state or draws random numbers.
 struct Net(MakeOptimizer);
@@ -82,31 +81,6 @@ fn one_tower_trains_like_the_simple_trainer() {
         assert_eq!(simple.session.run_index().unwrap(), alone.session.run_index().unwrap(), "{name}");
         assert_eq!(alone.monitors.latest("staleness/max"), Some(0.0), "{name}");
     }
-}
-
-/// Every example moves the weight by the same amount, so the weight counts the updates.
-struct Count(MakeOptimizer);
-
-impl ModelDesc for Count {
-    fn inputs(&self) -> Vec<TensorSpec> {
-        vec![TensorSpec::f32("x", [None])]
-    }
-
-    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
-        let w = t.variable(VariableSpec::new("w", [257]).init(Init::zeros()));
-        let seen = t.variable(VariableSpec::new("seen", []).init(Init::zeros()).non_trainable());
-        let update = seen.update(|n| n + 1.0);
-        t.graph().add_op_to_collection(tensorpack::graph::UPDATE_OPS, &update);
-        (w.sum() * inputs[0].mean()).named("cost")
-    }
-
-    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
-        (self.0)()
-    }
-}
-
-fn ones() -> impl DataFlow {
-    FromFn::new(100, |_| Ok(vec![HostTensor::new([1], vec![1f32])?]))
 }
 
 fn sgd() -> Box<dyn Optimizer> {

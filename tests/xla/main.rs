@@ -7,6 +7,8 @@ mod asynchronous;
 mod boundary_signal;
 mod compile;
 mod compile_cache;
+#[path = "../training/counted_updates.rs"]
+mod counted_updates;
 mod errors;
 #[cfg(target_os = "linux")]
 #[path = "../../crates/tensorpack-pjrt/tests/fake_plugin/mod.rs"]
