@@ -21,6 +21,7 @@ mod simple;
 mod single_cost;
 mod step;
 mod step_plan;
+mod steps_per_launch;
 mod sync_multi;
 mod tower_trainer;
 #[cfg(feature = "cli")]
@@ -40,6 +41,7 @@ pub use run_config::RunConfig;
 pub use simple::SimpleTrainer;
 pub use single_cost::{Configured, Setup, SingleCostTrainer, Strategy};
 pub use step::{Iteration, NanPolicy, RunTrainOp, StepCx};
+pub use steps_per_launch::StepsPerLaunch;
 pub use sync_multi::{
     SyncMultiGpuTrainer, SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated,
 };

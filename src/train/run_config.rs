@@ -1,6 +1,6 @@
 //! The configuration of a run, whatever it trains.
 
-use super::{NanPolicy, default_callbacks, default_monitors};
+use super::{NanPolicy, StepsPerLaunch, default_callbacks, default_monitors};
 use crate::callback::Callback;
 use crate::io::{Disk, Keep, SessionInit};
 use crate::monitor::Monitor;
@@ -8,9 +8,6 @@ use crate::runtime::SessionOptions;
 use std::path::PathBuf;
 use std::time::Duration;
 use tensorpack_tensor::{Error, Result};
-
-/// The largest number of steps per launch. Every step has its own batch on the device.
-const MAX_STEPS_PER_LAUNCH: usize = 1024;
 
 /// The settings of a run that do not depend on what is trained: callbacks, monitors, session,
 /// duration, log directory. Everything has a default.
@@ -35,7 +32,7 @@ pub struct RunConfig {
     pub(super) keep: Keep,
     pub(super) disk: Option<Box<dyn Disk>>,
     pub(super) nan: NanPolicy,
-    pub(super) steps_per_launch: usize,
+    pub(super) steps_per_launch: StepsPerLaunch,
 }
 
 impl Default for RunConfig {
@@ -56,7 +53,7 @@ impl Default for RunConfig {
             keep: Keep::default(),
             disk: None,
             nan: NanPolicy::default(),
-            steps_per_launch: 1,
+            steps_per_launch: StepsPerLaunch::Exactly(1),
         }
     }
 }
@@ -206,8 +203,9 @@ macro_rules! run_settings {
                 self
             }
 
-            /// Sets the largest number of steps that one launch on an accelerator runs. Defaults to
-            /// 1. With more, small models wait less for the host: see `docs/xla.md`.
+            /// Sets the largest number of steps that one launch on an accelerator runs, or
+            /// [`Auto`](crate::train::StepsPerLaunch::Auto). Defaults to 1. With more, small models
+            /// wait less for the host: see `docs/xla.md`.
             ///
             /// Results are the same. The values of [deferred](crate::runtime::Cadence::Deferred)
             /// fetches come later, once per launch. A launch ends early at the end of an epoch, at a
@@ -217,8 +215,11 @@ macro_rules! run_settings {
             #[must_use]
             #[doc(alias = "scan")]
             #[doc(alias = "steps_per_execution")]
-            pub fn steps_per_launch(mut self, steps: usize) -> $config {
-                self $(.$run)? .steps_per_launch = steps;
+            pub fn steps_per_launch(
+                mut self,
+                steps: impl Into<$crate::train::StepsPerLaunch>,
+            ) -> $config {
+                self $(.$run)? .steps_per_launch = steps.into();
                 self
             }
         }
@@ -262,10 +263,7 @@ impl RunConfig {
         if self.starting_epoch == 0 {
             return Err(Error::argument("starting_epoch is 0, but epochs are numbered from 1"));
         }
-        if self.steps_per_launch == 0 || self.steps_per_launch > MAX_STEPS_PER_LAUNCH {
-            let why = format!("steps_per_launch is {}", self.steps_per_launch);
-            return Err(Error::argument(why).note(format!("use 1 to {MAX_STEPS_PER_LAUNCH}")));
-        }
+        self.steps_per_launch.check()?;
         if self.logdir.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {
             return Err(Error::argument("logdir is empty")
                 .note("name a directory (\".\" is the current one), or write nothing with no_logdir()"));

@@ -2,7 +2,7 @@
 
 use super::{
     AsyncMultiGpuTrainer, Configured, DistributedTrainerParameterServer, DistributedTrainerReplicated,
-    NoOpTrainer, QueueInputTrainer, RunConfig, SimpleTrainer, SingleCostTrainer,
+    NoOpTrainer, QueueInputTrainer, RunConfig, SimpleTrainer, SingleCostTrainer, StepsPerLaunch,
     SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
 };
 use crate::command_line;
@@ -52,9 +52,9 @@ pub struct TrainArgs {
     /// Steps in an epoch.
     #[arg(long, value_name = "N")]
     pub steps_per_epoch: Option<u64>,
-    /// Steps that one launch on an accelerator runs; defaults to 1.
+    /// Steps that one launch on an accelerator runs, or auto; defaults to 1.
     #[arg(long, value_name = "N")]
-    pub steps_per_launch: Option<usize>,
+    pub steps_per_launch: Option<StepsPerLaunch>,
     /// The trainer; defaults to simple.
     #[arg(long, value_name = "NAME", value_parser = trainer_names())]
     pub trainer: Option<String>,
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!((config.max_epoch, options.seed, options.threads), (3, 7, Some(2)));
         assert_eq!(config.logdir.unwrap().to_str(), Some("/tmp/x"));
         assert!(config.fresh);
-        assert_eq!(config.steps_per_launch, 16);
+        assert_eq!(config.steps_per_launch, StepsPerLaunch::Exactly(16));
     }
 
     #[test]

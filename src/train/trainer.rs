@@ -7,7 +7,7 @@ use super::resume;
 use super::signals::{self, Signals};
 use super::step::Iteration;
 use super::step_plan::StepPlan;
-use super::{NanPolicy, RunConfig};
+use super::{NanPolicy, RunConfig, StepsPerLaunch};
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, SkippedSteps, TrainState};
 use crate::distributed::ProcessGroup;
 use crate::graph::{FLUSH_OPS, Fetch, GLOBAL_STEP, Graph, TensorSpec};
@@ -218,7 +218,8 @@ impl Trainer {
         if let Some(input) = &mut self.input {
             let others = ranks.as_ref().map_or_else(OtherTowers::default, |ranks| ranks.other_towers(towers));
             let saved = saved.map_or(&Value::Null, |s| &s["input"]);
-            resume::start_input(&state, input.as_mut(), saved, others, config.steps_per_launch)?;
+            let steps_per_launch = plan.launches.map_or(1, |launches| launches.steps);
+            resume::start_input(&state, input.as_mut(), saved, others, steps_per_launch)?;
         }
         let counts_in_graph = state.session.graph().variables().iter().any(|v| v.name == GLOBAL_STEP);
         let summary = BatchSummary {
@@ -296,8 +297,7 @@ impl Trainer {
         Ok(StepPlan::new(declared, step_ops))
     }
 
-    /// Returns how steps are put into launches, if a launch runs several. Returns an error if
-    /// something needs every step by itself.
+    /// Returns how steps are put into launches, if a launch runs several.
     fn launches(
         &self,
         config: &RunConfig,
@@ -305,10 +305,46 @@ impl Trainer {
         plan: &StepPlan,
         iteration: &dyn Iteration,
     ) -> Result<Option<Launches>> {
-        let steps = config.steps_per_launch;
-        if steps == 1 {
-            return Ok(None);
+        let skip_limit = match config.nan {
+            NanPolicy::Stop => 0,
+            NanPolicy::Skip(most) => most,
+        };
+        match config.steps_per_launch {
+            StepsPerLaunch::Exactly(1) => Ok(None),
+            StepsPerLaunch::Exactly(steps) => {
+                self.check_several_steps(steps, state, plan, iteration)?;
+                Ok(Some(Launches { steps, skip_limit }))
+            }
+            // Towers whose batches have different sizes cannot, which only their data show.
+            StepsPerLaunch::Auto if self.tower_count() > 1 => {
+                log::info!("1 step per launch, because there are several towers");
+                Ok(None)
+            }
+            StepsPerLaunch::Auto => {
+                let steps = StepsPerLaunch::AUTO;
+                match self.check_several_steps(steps, state, plan, iteration) {
+                    Ok(()) => {
+                        log::info!("{steps} steps per launch");
+                        Ok(Some(Launches { steps, skip_limit }))
+                    }
+                    Err(e) if matches!(e.kind(), ErrorKind::Unsupported | ErrorKind::Argument) => {
+                        log::info!("1 step per launch: {}", e.message());
+                        Ok(None)
+                    }
+                    Err(e) => Err(e),
+                }
+            }
         }
+    }
+
+    /// Returns an error if something needs every step by itself.
+    fn check_several_steps(
+        &self,
+        steps: usize,
+        state: &TrainState,
+        plan: &StepPlan,
+        iteration: &dyn Iteration,
+    ) -> Result<()> {
         let refused = |why: String| {
             Err(Error::new(ErrorKind::Unsupported, format!("{steps} steps per launch: {why}"))
                 .note("use one step per launch, which is the default"))
@@ -322,12 +358,7 @@ impl Trainer {
         if !state.session.runs_several_steps()? {
             return refused("this device launches every step by itself; XLA devices do not".into());
         }
-        plan.check_several_steps().map_err(|e| e.within(format!("{steps} steps per launch")))?;
-        let skip_limit = match config.nan {
-            NanPolicy::Stop => 0,
-            NanPolicy::Skip(most) => most,
-        };
-        Ok(Some(Launches { steps, skip_limit }))
+        plan.check_several_steps().map_err(|e| e.within(format!("{steps} steps per launch")))
     }
 
     fn tower_count(&self) -> usize {

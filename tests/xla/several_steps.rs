@@ -17,7 +17,7 @@ use tensorpack::prelude::*;
 use tensorpack::runtime::Cadence;
 use tensorpack::tensor::CounterRng;
 use tensorpack::train::{
-    NanPolicy, QueueInputTrainer, RunConfig, SingleCostTrainer, StepCx, Trained, Trainer,
+    NanPolicy, QueueInputTrainer, RunConfig, SingleCostTrainer, StepCx, StepsPerLaunch, Trained, Trainer,
 };
 use tensorpack_testing::assert_mentions;
 
@@ -95,7 +95,7 @@ impl Callback for AtTheEnd {
 }
 
 struct Run {
-    steps_per_launch: usize,
+    steps_per_launch: StepsPerLaunch,
     bad: Bad,
     nan: NanPolicy,
     epochs: u64,
@@ -104,10 +104,10 @@ struct Run {
 }
 
 impl Run {
-    fn new(steps_per_launch: usize) -> Run {
+    fn new(steps_per_launch: impl Into<StepsPerLaunch>) -> Run {
         let trainer = || QueueInputTrainer::new().into();
         Run {
-            steps_per_launch,
+            steps_per_launch: steps_per_launch.into(),
             bad: Bad::default(),
             nan: NanPolicy::Stop,
             epochs: 2,
@@ -287,17 +287,19 @@ impl Callback for Hooks {
     }
 }
 
+/// Trains for an epoch, and returns the hooks that were called, with their steps and the cost.
+fn hooks(device: Device, steps: impl Into<StepsPerLaunch>) -> Vec<Note> {
+    let notes = Arc::default();
+    let callback = Hooks { cost: None, notes: Arc::clone(&notes) };
+    let run = Run { epochs: 1, ..Run::new(steps) };
+    run.train(device, None, vec![Box::new(callback)]).0.unwrap();
+    std::mem::take(&mut *notes.lock().unwrap())
+}
+
 #[test]
 fn deferred_values_come_once_per_launch_in_the_order_of_steps() {
     let Some(device) = device() else { return };
-    let hooks = |steps| {
-        let notes = Arc::default();
-        let callback = Hooks { cost: None, notes: Arc::clone(&notes) };
-        let run = Run { epochs: 1, ..Run::new(steps) };
-        run.train(device, None, vec![Box::new(callback)]).0.unwrap();
-        std::mem::take(&mut *notes.lock().unwrap())
-    };
-    let found = hooks(4);
+    let found = hooks(device, 4);
     let order: Vec<(&str, u64)> = found.iter().map(|(hook, step, _)| (*hook, *step)).collect();
     let of =
         |hook, steps: std::ops::RangeInclusive<u64>| steps.map(move |step| (hook, step)).collect::<Vec<_>>();
@@ -307,7 +309,7 @@ fn deferred_values_come_once_per_launch_in_the_order_of_steps() {
     assert_eq!(order, [right, of("after", 11..=11)].concat());
     let costs =
         |notes: &[(&str, u64, Option<f64>)]| notes.iter().filter_map(|note| note.2).collect::<Vec<f64>>();
-    let (found, right) = (costs(&found), costs(&hooks(1)));
+    let (found, right) = (costs(&found), costs(&hooks(device, 1)));
     assert_eq!(found.len(), 11);
     assert!(found.iter().zip(&right).all(|(a, b)| (a - b).abs() <= 1e-10 * b), "{found:?} {right:?}");
 }
@@ -502,6 +504,25 @@ impl Callback for EveryRun {
         g.fetch(&cost, Cadence::EveryRun);
         Ok(())
     }
+}
+
+/// The steps are few, so one launch runs all of them: no value comes before the last.
+#[test]
+fn auto_is_sixteen_steps_where_nothing_needs_every_step_by_itself() {
+    let Some(device) = device() else { return };
+    let order = |device| -> Vec<&str> {
+        hooks(device, StepsPerLaunch::Auto).iter().map(|(hook, ..)| *hook).collect()
+    };
+    let on_xla = order(device);
+    assert_eq!(on_xla[..STEPS as usize - 1], vec!["after"; STEPS as usize - 1], "{on_xla:?}");
+    assert!(order(Device::Cpu(0))[..STEPS as usize - 1].contains(&"collect"));
+    // Refused with a number, one step per launch with auto.
+    let (ended, _) = Run::new(StepsPerLaunch::Auto).train(device, None, vec![Box::new(EveryRun)]);
+    ended.unwrap();
+    let Some(devices) = devices(2) else { return };
+    let trainer = || SyncMultiGpuTrainerReplicated::new(2).into();
+    let run = Run { trainer, ..Run::new(StepsPerLaunch::Auto) };
+    run.train(devices[0], None, Vec::new()).0.unwrap();
 }
 
 #[test]
