@@ -144,6 +144,7 @@ impl Callback for Faults {
 
     fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         fault::begin_step(cx.global_step + 1);
+        report_step(cx.global_step + 1);
         thread::sleep(self.slower);
         fault::inject(Place::BeforeStep)
     }
@@ -171,6 +172,13 @@ impl Callback for Faults {
             let _ = fault::inject(Place::Save);
         }
         serde_json::Value::Null
+    }
+}
+
+/// Writes the step that begins, for [`Run::last_step`](crate::launch::Run::last_step).
+fn report_step(step: u64) {
+    if let Some((folder, _)) = Task::of_this_process() {
+        write_whole(&folder, &format!("step-{}", rank()), step.to_string().as_bytes());
     }
 }
 
