@@ -115,10 +115,10 @@ impl Trainer {
         if group.is_some() {
             signals::expect_repeats();
         }
-        let ended = self.run(config, &interrupt, &mut iteration);
+        let run = || self.run(config, &interrupt, &mut iteration);
         let ended = match &group {
-            Some(group) => ranks::finish(group, ended, deadline),
-            None => ended,
+            Some(group) => ranks::finish(group, ranks::report_panic(group, run), deadline),
+            None => run(),
         };
         drop(signals);
         // Also if training has finished meanwhile: the signal was for the process. And if it was for
@@ -289,8 +289,10 @@ impl Trainer {
         })?;
         self.graph.first_error()?;
         self.callbacks.check_statistics()?;
-        if self.group.as_ref().is_some_and(|group| group.rank() > 0) {
-            self.callbacks.remove_chief_only();
+        match &self.group {
+            Some(group) if group.rank() > 0 => self.callbacks.remove_chief_only(),
+            Some(group) if group.size() > 1 => self.callbacks.postpone_chief_requests(),
+            _ => {}
         }
         log::info!("{}", describe_trainables(&self.graph));
         Ok(StepPlan::new(declared, step_ops))

@@ -20,6 +20,7 @@
 mod task;
 mod fault;
 mod models;
+mod one_sided;
 mod program;
 mod sample;
 mod launch;

@@ -2,6 +2,7 @@
 
 use crate::fault::{self, FaultyDisk};
 use crate::models::{Classifier, training_data, validation_data};
+use crate::one_sided;
 use crate::task::{Difference, Kind, Place, Task};
 use serde::{Deserialize, Serialize};
 use std::env;
@@ -32,7 +33,7 @@ pub(crate) struct Report {
 }
 
 /// Returns the rank of this process, from its launcher.
-fn rank() -> usize {
+pub(crate) fn rank() -> usize {
     let of = |name: &str| env::var(name).ok().and_then(|text| text.parse().ok());
     of("OMPI_COMM_WORLD_RANK").or_else(|| of("PMI_RANK")).unwrap_or(0)
 }
@@ -98,6 +99,9 @@ fn train(task: &Task, rank: usize, difference: Option<Difference>) -> Result<Tra
             .seed(3 + other(Difference::Seed))
             .nan_policy(if task.skip { NanPolicy::Skip(3) } else { NanPolicy::Stop })
             .logdir(&task.logdir);
+    if let Some(what) = task.one_sided {
+        config = one_sided::add_callback(config, task, what);
+    }
     if difference == Some(Difference::InitialValues) {
         config = config.session_init(OtherValues);
     }
