@@ -124,6 +124,26 @@ fn a_launcher_that_is_terminated_takes_its_ranks_with_it() {
     }
 }
 
+/// Launchers pass SIGTERM on to the ranks, which have enough time for short steps.
+#[test]
+fn ranks_save_when_their_launcher_is_terminated() {
+    let _turn = one_at_a_time();
+    for installation in Installation::all() {
+        let dir = tempfile::tempdir().unwrap();
+        let slower = Duration::from_millis(20);
+        let task = Task { slower, steps_per_epoch: 1000, ..Task::new(Net::Dense, 1, dir.path()) };
+        let mut run = installation.start(RANKS, &task);
+        // Between two checkpoints.
+        let begun = run.wait_for("a step", |run| Some(run.last_step()).filter(|step| step % 4 == 2));
+        run.signal_launcher(libc::SIGTERM);
+        let what = installation.library.path.display();
+        assert_eq!(run.statuses(0..RANKS), [128 + libc::SIGTERM; RANKS], "{what}: {}", run.output());
+        let saved = last_checkpoint(dir.path()).expect("a checkpoint").global_step;
+        assert!(saved >= begun, "{what}: saved at step {saved}, after {begun}: {}", run.output());
+        println!("{what}: saved at step {saved}, after {begun}");
+    }
+}
+
 /// The ranks do not wait for the end of the validation, and no statistic of a part of it is
 /// recorded: the resumed run repeats it.
 #[test]
