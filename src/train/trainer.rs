@@ -143,7 +143,13 @@ impl Trainer {
         let is_chief = self.group.as_ref().is_none_or(|group| group.rank() == 0);
         let lock = match config.logdir.as_deref() {
             Some(dir) if is_chief => Some(open_directory(dir)?),
-            Some(dir) => logger::set_directory(dir).map(|()| None)?,
+            Some(dir) => {
+                // Only rank 0 needs the directory.
+                if let Err(e) = logger::set_directory(dir) {
+                    log::warn!("this rank has no log file: {e}");
+                }
+                None
+            }
             None => None,
         };
         let has_log_file = config.logdir.is_some();

@@ -28,6 +28,7 @@ mod bits;
 mod differences;
 mod faults;
 mod full_disk;
+mod log_directory;
 mod network;
 mod not_finite;
 mod restarts;

@@ -98,7 +98,7 @@ fn train(task: &Task, rank: usize, difference: Option<Difference>) -> Result<Tra
             .max_epoch(task.epochs + other(Difference::MaxEpoch))
             .seed(3 + other(Difference::Seed))
             .nan_policy(if task.skip { NanPolicy::Skip(3) } else { NanPolicy::Stop })
-            .logdir(&task.logdir);
+            .logdir(task.other_logdir.as_ref().filter(|_| rank > 0).unwrap_or(&task.logdir));
     if let Some(what) = task.one_sided {
         config = one_sided::add_callback(config, task, what);
     }

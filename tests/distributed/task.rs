@@ -149,6 +149,8 @@ pub(crate) struct Task {
     /// Sends gradients as bf16.
     pub(crate) bf16: bool,
     pub(crate) one_sided: Option<OneSided>,
+    /// The log directory of all ranks but the first, if it is another one.
+    pub(crate) other_logdir: Option<PathBuf>,
 }
 
 impl Task {
@@ -173,6 +175,7 @@ impl Task {
             slow_validation: Duration::ZERO,
             bf16: false,
             one_sided: None,
+            other_logdir: None,
         }
     }
 
