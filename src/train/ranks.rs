@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tensorpack_rendezvous::NextStep;
+use tensorpack_rendezvous::{Launch, LaunchOptions, NextStep};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
 /// The signal with which processes end that did not get one themselves: SIGTERM.
@@ -254,6 +254,18 @@ pub(super) fn gather_variables(
 /// Waits until rank 0 has written a checkpoint.
 pub(super) fn after_save(group: &Arc<ProcessGroup>, state: &TrainState) -> Result<()> {
     group.barrier(&format!("saved/{}", state.progress.global_step), state.session.deadline())
+}
+
+/// Warns if a launcher has started several processes, for a trainer that trains by itself.
+pub(super) fn warn_of_launcher() {
+    if let Ok(Launch { rank, size, launcher, .. }) = Launch::detect(&LaunchOptions::default())
+        && size > 1
+    {
+        log::warn!(
+            "{launcher} started this process as rank {rank} of {size}, but this trainer ignores the other \
+             ranks: each trains a model of its own; to train one model, use --trainer dist-replicated"
+        );
+    }
 }
 
 /// Trains, and tells the other processes why this one ends if that panics.

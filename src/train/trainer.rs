@@ -140,6 +140,9 @@ impl Trainer {
     /// Opens the log directory and runs training. The error that ends it is the end of `log.log`.
     fn run(self, config: RunConfig, interrupt: &Interrupt, iteration: &mut dyn Iteration) -> Result<Trained> {
         logger::init();
+        if self.group.is_none() {
+            ranks::warn_of_launcher();
+        }
         let is_chief = self.group.as_ref().is_none_or(|group| group.rank() == 0);
         let lock = match config.logdir.as_deref() {
             Some(dir) if is_chief => Some(open_directory(dir)?),

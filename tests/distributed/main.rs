@@ -24,6 +24,7 @@ mod one_sided;
 mod program;
 mod sample;
 mod launch;
+mod alone;
 mod bits;
 mod differences;
 mod faults;
