@@ -17,8 +17,9 @@ pub trait Callback {
 
     /// Returns whether only rank 0 runs this callback when several processes train together, because
     /// it prints, writes files or talks to other programs. Its `setup_graph` is called in all of
-    /// them, so that they have the same graph. Defaults to `false`: the callback runs everywhere,
-    /// and must do the same everywhere.
+    /// them, so that they have the same graph. If it asks for a checkpoint or stops training, all
+    /// ranks do so, at the end of the epoch. Defaults to `false`: the callback runs everywhere, and
+    /// must do the same everywhere.
     fn chief_only(&self) -> bool {
         false
     }

@@ -1,5 +1,6 @@
 //! The list of callbacks. Each hook is called on all of them in order.
 
+use super::chief_callback::ChiefCallback;
 use super::{Callback, CollectCx, GraphCx, ProgressBar, RunCx, Statistic, TrainCx, When};
 use crate::graph::nearest_names;
 use serde_json::{Map, Value};
@@ -24,13 +25,23 @@ macro_rules! hooks {
 }
 
 impl Callbacks {
-    /// Adds a callback at the end. Of several progress bars only the first is kept, since they
-    /// would draw over each other: the user's own one replaces the default, which comes later.
     /// Removes the callbacks that only rank 0 runs.
     pub(crate) fn remove_chief_only(&mut self) {
         self.list.retain(|callback| !callback.chief_only());
     }
 
+    /// Lets the requests of callbacks that only rank 0 runs wait until the end of the epoch, where all
+    /// ranks follow its decisions.
+    pub(crate) fn postpone_chief_requests(&mut self) {
+        let postponed = |callback: Box<dyn Callback>| match callback.chief_only() {
+            true => Box::new(ChiefCallback::new(callback)),
+            false => callback,
+        };
+        self.list = self.list.drain(..).map(postponed).collect();
+    }
+
+    /// Adds a callback at the end. Of several progress bars only the first is kept, since they
+    /// would draw over each other: the user's own one replaces the default, which comes later.
     pub(crate) fn push(&mut self, callback: Box<dyn Callback>) {
         let is_bar = |c: &dyn Callback| c.name() == ProgressBar::NAME;
         if !is_bar(&*callback) || !self.list.iter().any(|c| is_bar(&**c)) {

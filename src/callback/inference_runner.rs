@@ -105,6 +105,10 @@ impl InferenceRunner {
         self.inferencers.iter_mut().for_each(|i| i.start());
         let seed = Seed::new(cx.seed()).derive("inference");
         let processes = self.processes(cx).map_or(1, |group| group.size());
+        if let Some(group) = self.processes(cx) {
+            let what = format!("runs {}", self.scope);
+            group.barrier_between_steps(&what, None, cx.session().deadline())?;
+        }
         let mut groups = BatchGroups::open(&self.flow, seed, self.towers.count() * processes)?;
         let mut any = false;
         loop {

@@ -12,6 +12,6 @@ mod sum_tree;
 pub(crate) use all_gather::AllGather;
 pub(crate) use bucket::Bucket;
 pub use network_probe::Network;
-pub(crate) use process_group::COMPUTING;
+pub(crate) use process_group::{COMPUTING, WAITING};
 pub use process_group::{GroupOptions, ProcessGroup};
 pub(crate) use sum_tree::SumTree;

@@ -8,13 +8,22 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_mpi::{Buffer, Completed, Request, World};
-use tensorpack_rendezvous::{Coordinator, Launch, LaunchOptions, Options, Rendezvous, Token, bind_address};
+use tensorpack_rendezvous::{
+    Coordinator, Launch, LaunchOptions, Options, PeerStatus, Rendezvous, Token, bind_address,
+};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// How long an error of MPI waits for the control plane to name the rank that caused it.
 const NAMING_TIMEOUT: Duration = Duration::from_secs(1);
 /// What a rank says it is doing during a step, unless it waits for others.
 pub(crate) const COMPUTING: &str = "computing";
+/// The beginning of what a rank says it is doing while it waits for the sums of a step.
+pub(crate) const WAITING: &str = "waiting for the sum";
+/// The first interval after which a rank that waits for others looks where they are. Later ones are
+/// longer.
+const LOOK_AFTER: Duration = Duration::from_secs(2);
+/// The most characters of the name of a barrier.
+const MAX_NAME: usize = 100;
 /// The longest message of a broadcast; MPI counts bytes in 32 bits.
 const MAX_MESSAGE: usize = 1 << 30;
 
@@ -304,6 +313,47 @@ impl ProcessGroup {
     pub(crate) fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let count = self.barriers.fetch_add(1, Ordering::Relaxed);
         self.rendezvous.barrier(&format!("{name}/{count}"), timeout)
+    }
+
+    /// Waits for all ranks at a place outside of the steps. `what` says what this rank does there,
+    /// such as "saves". Returns an error early if a rank waits for the sums of a step after `step`,
+    /// or after the last one that this rank has begun: it will not come.
+    pub(crate) fn barrier_between_steps(
+        &self,
+        what: &str,
+        step: Option<u64>,
+        timeout: Duration,
+    ) -> Result<()> {
+        let count = self.barriers.fetch_add(1, Ordering::Relaxed);
+        let end = what.char_indices().map(|(i, _)| i).nth(MAX_NAME).unwrap_or(what.len());
+        let name = format!("{}/{count}", &what[..end]);
+        let deadline = deadline(timeout);
+        let mut interval = LOOK_AFTER;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.rendezvous.barrier(&name, left.min(interval)) {
+                Err(e) if e.kind() == ErrorKind::Deadline && left > interval => {
+                    self.check_nobody_trains(what, step)?;
+                    interval = (2 * interval).min(timeout / 8).max(LOOK_AFTER);
+                }
+                Err(e) if e.kind() == ErrorKind::Deadline => {
+                    return Err(e.within(format!("after {:.1} s in all", timeout.as_secs_f64())));
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Returns an error if another rank is in a step that this rank has not begun.
+    fn check_nobody_trains(&self, what: &str, step: Option<u64>) -> Result<()> {
+        let peers = self.rendezvous.peers(NAMING_TIMEOUT)?;
+        let step = step.or_else(|| peers.get(self.rank())?.step);
+        let trains = |peer: &&PeerStatus| peer.step > step && peer.activity.starts_with(WAITING);
+        let Some(peer) = peers.iter().find(trains) else { return Ok(()) };
+        let why = format!("rank {} {what} while another one trains: {peer}", self.rank());
+        Err(Error::argument(why)
+            .note("callbacks must do the same in all ranks")
+            .note("if only rank 0 has something to do, make the callback chief_only; it can save and stop"))
     }
 
     /// Leaves the run: from here on, the end of this process is no failure. Waits for the others, at

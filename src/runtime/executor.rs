@@ -166,6 +166,11 @@ pub trait Executable: Send {
     fn checks_feeds(&self) -> bool {
         false
     }
+    /// Whether a run exchanges tensors with other processes over MPI, so that all of them must run
+    /// this program, and nothing else meanwhile.
+    fn communicates(&self) -> bool {
+        false
+    }
     /// Starts a run without waiting for it. If it fails, neither it nor any run that was started
     /// before its failure was known changes a variable.
     fn start(&mut self, run: &RunInfo, feeds: &[Feed<'_>]) -> Result<Box<dyn Pending>> {

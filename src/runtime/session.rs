@@ -289,6 +289,16 @@ impl Session {
         if !state.programs[at].executable.checks_feeds() {
             check_finite_feeds(&self.graph, feeds)?;
         }
+        if kind == RunKind::Plain
+            && state.programs[at].executable.communicates()
+            && let Some(group) = &self.options.process_group
+        {
+            // MPI matches collectives by their order alone: without this, a process that runs
+            // something by itself would exchange tensors with a step of the others.
+            let name = |fetch: &Fetch| &*self.graph.nodes()[fetch.node.0 as usize].name;
+            let names: Vec<&str> = fetches.iter().map(name).collect();
+            group.barrier_between_steps(&format!("runs {}", names.join(", ")), None, self.deadline())?;
+        }
         let draw = match kind {
             RunKind::Step => state.run_index,
             // Plain runs use the upper half of the draw numbers.

@@ -61,7 +61,9 @@ impl MainLoop<'_> {
         self.state.save_request = None;
         let after = self.callbacks.after_train(&mut TrainCx { state: self.state });
         let saved = match (&ended, &after) {
-            (Ok(Ended::Finished | Ended::Stopped(_)), Ok(())) => self.commit(),
+            (Ok(Ended::Finished | Ended::Stopped(_)), Ok(())) => {
+                self.share_decisions().and_then(|()| self.commit())
+            }
             _ => {
                 self.drop_save_request();
                 Ok(())
@@ -302,6 +304,14 @@ impl MainLoop<'_> {
     fn synchronize(&mut self) -> Result<()> {
         match &self.ranks {
             Some(ranks) => ranks.synchronize(self.state),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes all processes save if rank 0 does.
+    fn share_decisions(&mut self) -> Result<()> {
+        match &self.ranks {
+            Some(ranks) => ranks.share_decisions(self.state),
             None => Ok(()),
         }
     }

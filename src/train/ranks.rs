@@ -9,10 +9,11 @@ use crate::input::{InputSource, OtherTowers};
 use crate::io::Checkpoint;
 use crate::runtime::Interrupt;
 use serde_json::{Map, Value, json};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tensorpack_rendezvous::NextStep;
+use tensorpack_rendezvous::{Launch, LaunchOptions, NextStep};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
 /// The signal with which processes end that did not get one themselves: SIGTERM.
@@ -113,10 +114,16 @@ impl Ranks {
         Ok(())
     }
 
-    /// Makes all processes do what rank 0 decided in its callbacks: whether to save and to stop. The
-    /// variables of all must be equal; those that are not trained follow rank 0.
+    /// Makes all processes do what rank 0 decided in its callbacks, and compares their variables: they
+    /// must be equal, and those that are not trained follow rank 0.
     pub(super) fn synchronize(&self, state: &mut TrainState) -> Result<()> {
         self.group.rendezvous().set_activity("comparing the variables");
+        self.share_decisions(state)?;
+        self.synchronize_variables(state)
+    }
+
+    /// Makes all processes save and stop if rank 0 does.
+    pub(super) fn share_decisions(&self, state: &mut TrainState) -> Result<()> {
         let tags = state.save_request.as_ref().map(|r| r.tags.iter().map(|(tag, _)| tag.clone()).collect());
         let decided: (Option<Vec<String>>, Option<String>) = (tags, state.stop_reason.clone());
         let decided = self.group.broadcast(json!(decided).to_string().into_bytes(), self.deadline)?;
@@ -129,7 +136,7 @@ impl Ranks {
             state.save_request = tags
                 .map(|tags| crate::callback::SaveRequest { tags: tags.into_iter().map(tagged).collect() });
         }
-        self.synchronize_variables(state)
+        Ok(())
     }
 
     fn synchronize_variables(&self, state: &TrainState) -> Result<()> {
@@ -214,8 +221,8 @@ pub(super) fn gather_variables(
 ) -> Result<()> {
     let deadline = state.session.deadline();
     group.rendezvous().set_activity("saving");
-    // The name tells a process that saves while another does not, in the error.
-    group.barrier(&format!("save/{}", state.progress.global_step), deadline)?;
+    let step = state.progress.global_step;
+    group.barrier_between_steps(&format!("saves or stops after step {step}"), Some(step), deadline)?;
     let is_local = |name: &str| !split_tower(name).0.is_empty();
     let own: Vec<(String, HostTensor)> = match group.rank() {
         0 => Vec::new(),
@@ -247,6 +254,33 @@ pub(super) fn gather_variables(
 /// Waits until rank 0 has written a checkpoint.
 pub(super) fn after_save(group: &Arc<ProcessGroup>, state: &TrainState) -> Result<()> {
     group.barrier(&format!("saved/{}", state.progress.global_step), state.session.deadline())
+}
+
+/// Warns if a launcher has started several processes, for a trainer that trains by itself.
+pub(super) fn warn_of_launcher() {
+    if let Ok(Launch { rank, size, launcher, .. }) = Launch::detect(&LaunchOptions::default())
+        && size > 1
+    {
+        log::warn!(
+            "{launcher} started this process as rank {rank} of {size}, but this trainer ignores the other \
+             ranks: each trains a model of its own; to train one model, use --trainer dist-replicated"
+        );
+    }
+}
+
+/// Trains, and tells the other processes why this one ends if that panics.
+pub(super) fn report_panic(
+    group: &Arc<ProcessGroup>,
+    train: impl FnOnce() -> Result<Trained>,
+) -> Result<Trained> {
+    let ended = catch_unwind(AssertUnwindSafe(train));
+    ended.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
+        let why = format!("panicked: {}", text.unwrap_or_else(|| "no message".into()));
+        group.fail(&Error::new(ErrorKind::Engine, why));
+        resume_unwind(panic)
+    })
 }
 
 /// Ends the part of this process in a run: tells the others how it ended, and waits for them if all

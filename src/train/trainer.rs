@@ -115,10 +115,10 @@ impl Trainer {
         if group.is_some() {
             signals::expect_repeats();
         }
-        let ended = self.run(config, &interrupt, &mut iteration);
+        let run = || self.run(config, &interrupt, &mut iteration);
         let ended = match &group {
-            Some(group) => ranks::finish(group, ended, deadline),
-            None => ended,
+            Some(group) => ranks::finish(group, ranks::report_panic(group, run), deadline),
+            None => run(),
         };
         drop(signals);
         // Also if training has finished meanwhile: the signal was for the process. And if it was for
@@ -140,10 +140,19 @@ impl Trainer {
     /// Opens the log directory and runs training. The error that ends it is the end of `log.log`.
     fn run(self, config: RunConfig, interrupt: &Interrupt, iteration: &mut dyn Iteration) -> Result<Trained> {
         logger::init();
+        if self.group.is_none() {
+            ranks::warn_of_launcher();
+        }
         let is_chief = self.group.as_ref().is_none_or(|group| group.rank() == 0);
         let lock = match config.logdir.as_deref() {
             Some(dir) if is_chief => Some(open_directory(dir)?),
-            Some(dir) => logger::set_directory(dir).map(|()| None)?,
+            Some(dir) => {
+                // Only rank 0 needs the directory.
+                if let Err(e) = logger::set_directory(dir) {
+                    log::warn!("this rank has no log file: {e}");
+                }
+                None
+            }
             None => None,
         };
         let has_log_file = config.logdir.is_some();
@@ -290,8 +299,10 @@ impl Trainer {
         })?;
         self.graph.first_error()?;
         self.callbacks.check_statistics()?;
-        if self.group.as_ref().is_some_and(|group| group.rank() > 0) {
-            self.callbacks.remove_chief_only();
+        match &self.group {
+            Some(group) if group.rank() > 0 => self.callbacks.remove_chief_only(),
+            Some(group) if group.size() > 1 => self.callbacks.postpone_chief_requests(),
+            _ => {}
         }
         log::info!("{}", describe_trainables(&self.graph));
         Ok(StepPlan::new(declared, step_ops))

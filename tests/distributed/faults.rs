@@ -73,9 +73,13 @@ fn complaint(fault: &Fault, report: &Report, ended: Duration) -> Option<String> 
         return Some(format!("\"{name}STEP, {activity}\" missing in the error"));
     }
     let mut terms: Vec<String> = Vec::new();
-    if fault.kind == Kind::Error {
+    match fault.kind {
         // A full disk has a message of its own.
-        terms.push(if fault.place == Place::Save { "checkpoint".into() } else { MESSAGE.into() });
+        Kind::Error if fault.place == Place::Save => terms.push("checkpoint".into()),
+        Kind::Error => terms.push(MESSAGE.into()),
+        // In the program itself, nobody catches it.
+        Kind::Panic if fault.place != Place::AfterRun => terms.push(MESSAGE.into()),
+        _ => {}
     }
     let missing: Vec<String> = terms.into_iter().filter(|term| !report.text.contains(term)).collect();
     (!missing.is_empty()).then(|| format!("{missing:?} missing in the error"))
@@ -196,16 +200,18 @@ fn a_rank_that_fails_ends_all_others_in_time_and_the_run_resumes() {
 #[test]
 fn a_rank_that_dies_before_the_ranks_have_met_ends_the_run() {
     let _turn = Turn::Waiting.take();
-    for mut installation in Installation::sample("start") {
-        installation.mpiexec = installation.mpiexec.grace(Duration::from_secs(2));
-        let dir = tempfile::tempdir().unwrap();
-        let fault = Some(Fault { kind: Kind::Kill, place: Place::Start, rank: 1, step: 0 });
-        let mut run = installation.start(RANKS, &Task { fault, ..Task::new(Net::Dense, 1, dir.path()) });
-        let begun = run.wait_for("the fault", |run| run.fault_time().map(|_| Instant::now()));
-        let what = installation.library.path.display();
-        assert!(!run.wait_for_launcher(), "{what}: {}", run.output());
-        assert!(begun.elapsed() < Duration::from_secs(8), "{what}: {:?}", begun.elapsed());
-        assert!((0..RANKS).all(|rank| !run.is_running(rank)), "{what}: {}", run.output());
+    for kind in [Kind::Kill, Kind::Error] {
+        for mut installation in Installation::sample(&format!("start {kind:?}")) {
+            installation.mpiexec = installation.mpiexec.grace(Duration::from_secs(2));
+            let dir = tempfile::tempdir().unwrap();
+            let fault = Some(Fault { kind, place: Place::Start, rank: 1, step: 0 });
+            let mut run = installation.start(RANKS, &Task { fault, ..Task::new(Net::Dense, 1, dir.path()) });
+            let begun = run.wait_for("the fault", |run| run.fault_time().map(|_| Instant::now()));
+            let what = format!("{kind:?}, {}", installation.library.path.display());
+            assert!(!run.wait_for_launcher(), "{what}: {}", run.output());
+            assert!(begun.elapsed() < Duration::from_secs(8), "{what}: {:?}", begun.elapsed());
+            assert!((0..RANKS).all(|rank| !run.is_running(rank)), "{what}: {}", run.output());
+        }
     }
 }
 

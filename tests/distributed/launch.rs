@@ -165,6 +165,12 @@ impl Run {
         serde_json::from_str(&self.read(&format!("memory-{rank}")).unwrap()).unwrap()
     }
 
+    /// Returns the last step that a rank has begun; 0 before the first.
+    pub(crate) fn last_step(&self) -> u64 {
+        let of = |rank: usize| self.read(&format!("step-{rank}")).map_or(0, |step| step.parse().unwrap());
+        (0..self.ranks).map(of).max().unwrap_or(0)
+    }
+
     /// Returns when the fault was injected.
     pub(crate) fn fault_time(&self) -> Option<u128> {
         self.read(BEGUN).map(|text| text.parse().unwrap())

@@ -20,13 +20,16 @@
 mod task;
 mod fault;
 mod models;
+mod one_sided;
 mod program;
 mod sample;
 mod launch;
+mod alone;
 mod bits;
 mod differences;
 mod faults;
 mod full_disk;
+mod log_directory;
 mod network;
 mod not_finite;
 mod restarts;

@@ -2,6 +2,7 @@
 
 use crate::fault::{self, FaultyDisk};
 use crate::models::{Classifier, training_data, validation_data};
+use crate::one_sided;
 use crate::task::{Difference, Kind, Place, Task};
 use serde::{Deserialize, Serialize};
 use std::env;
@@ -32,7 +33,7 @@ pub(crate) struct Report {
 }
 
 /// Returns the rank of this process, from its launcher.
-fn rank() -> usize {
+pub(crate) fn rank() -> usize {
     let of = |name: &str| env::var(name).ok().and_then(|text| text.parse().ok());
     of("OMPI_COMM_WORLD_RANK").or_else(|| of("PMI_RANK")).unwrap_or(0)
 }
@@ -97,7 +98,10 @@ fn train(task: &Task, rank: usize, difference: Option<Difference>) -> Result<Tra
             .max_epoch(task.epochs + other(Difference::MaxEpoch))
             .seed(3 + other(Difference::Seed))
             .nan_policy(if task.skip { NanPolicy::Skip(3) } else { NanPolicy::Stop })
-            .logdir(&task.logdir);
+            .logdir(task.other_logdir.as_ref().filter(|_| rank > 0).unwrap_or(&task.logdir));
+    if let Some(what) = task.one_sided {
+        config = one_sided::add_callback(config, task, what);
+    }
     if difference == Some(Difference::InitialValues) {
         config = config.session_init(OtherValues);
     }
@@ -144,6 +148,7 @@ impl Callback for Faults {
 
     fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
         fault::begin_step(cx.global_step + 1);
+        report_step(cx.global_step + 1);
         thread::sleep(self.slower);
         fault::inject(Place::BeforeStep)
     }
@@ -171,6 +176,13 @@ impl Callback for Faults {
             let _ = fault::inject(Place::Save);
         }
         serde_json::Value::Null
+    }
+}
+
+/// Writes the step that begins, for [`Run::last_step`](crate::launch::Run::last_step).
+fn report_step(step: u64) {
+    if let Some((folder, _)) = Task::of_this_process() {
+        write_whole(&folder, &format!("step-{}", rank()), step.to_string().as_bytes());
     }
 }
 

@@ -72,14 +72,19 @@ fn a_signal_to_any_rank_saves_and_ends_all() {
         let fault = Fault { kind: Kind::Pause, place: case.place, rank: case.rank, step };
         let mut run = installation.start(RANKS, &Task { fault: Some(fault), ..task.clone() });
         run.wait_for("the place", Run::fault_time);
+        // All ranks wait for the one that pauses. That may be in a later step than the one at which it
+        // reached the place: batches are read ahead.
+        let begun = run.last_step();
         send(&mut run, case.to);
         let statuses = run.statuses(0..RANKS);
         // By the signal, as a shell reports it.
         let what = format!("{case}, {}", installation.library.path.display());
         assert!(statuses.iter().all(|s| *s == 128 + libc::SIGTERM), "{what}: {statuses:?}: {}", run.output());
         let saved = last_checkpoint(dir.path()).unwrap_or_else(|| panic!("{what}: {}", run.output()));
-        let in_time = saved.global_step >= step && saved.global_step <= step + 6;
-        assert!(in_time, "{what}: saved at step {}: {}", saved.global_step, run.output());
+        // A rank that waits for data has begun the next step, and another one may begin before the
+        // ranks agree on the last.
+        let in_time = (begun..=begun + 3).contains(&saved.global_step);
+        assert!(in_time, "{what}: saved at step {}, after {begun}: {}", saved.global_step, run.output());
         drop(run);
         installation.finish(RANKS, &task);
         Outcome::read(&task).assert_same(&whole, &what);
@@ -116,6 +121,26 @@ fn a_launcher_that_is_terminated_takes_its_ranks_with_it() {
         installation.finish(RANKS, &task);
         Outcome::read(&task).assert_same(&whole, &format!("{:?}", installation.library));
         println!("{}: saved at step {saved}", installation.library.path.display());
+    }
+}
+
+/// Launchers pass SIGTERM on to the ranks, which have enough time for short steps.
+#[test]
+fn ranks_save_when_their_launcher_is_terminated() {
+    let _turn = Turn::Waiting.take();
+    for installation in Installation::all() {
+        let dir = tempfile::tempdir().unwrap();
+        let slower = Duration::from_millis(20);
+        let task = Task { slower, steps_per_epoch: 1000, ..Task::new(Net::Dense, 1, dir.path()) };
+        let mut run = installation.start(RANKS, &task);
+        // Between two checkpoints.
+        let begun = run.wait_for("a step", |run| Some(run.last_step()).filter(|step| step % 4 == 2));
+        run.signal_launcher(libc::SIGTERM);
+        let what = installation.library.path.display();
+        assert_eq!(run.statuses(0..RANKS), [128 + libc::SIGTERM; RANKS], "{what}: {}", run.output());
+        let saved = last_checkpoint(dir.path()).expect("a checkpoint").global_step;
+        assert!(saved >= begun, "{what}: saved at step {saved}, after {begun}: {}", run.output());
+        println!("{what}: saved at step {saved}, after {begun}");
     }
 }
 

@@ -98,6 +98,23 @@ pub(crate) enum Difference {
     WireDtype,
 }
 
+/// What a callback does in one rank alone, in the middle of an epoch unless said otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum OneSided {
+    /// A callback that only rank 0 runs stops training.
+    ChiefStops,
+    /// A callback that only rank 0 runs saves.
+    ChiefSaves,
+    /// A callback that only rank 0 runs saves after training.
+    ChiefSavesAtTheEnd,
+    /// A callback that all ranks run saves in the last one.
+    LastSaves,
+    /// A callback that all ranks run fetches divided optimizer state in rank 0.
+    FirstFetches,
+    /// A callback that all ranks run validates in rank 0.
+    FirstValidates,
+}
+
 /// A run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
@@ -131,6 +148,9 @@ pub(crate) struct Task {
     pub(crate) slow_validation: Duration,
     /// Sends gradients as bf16.
     pub(crate) bf16: bool,
+    pub(crate) one_sided: Option<OneSided>,
+    /// The log directory of all ranks but the first, if it is another one.
+    pub(crate) other_logdir: Option<PathBuf>,
 }
 
 impl Task {
@@ -154,6 +174,8 @@ impl Task {
             validation_batch: 32,
             slow_validation: Duration::ZERO,
             bf16: false,
+            one_sided: None,
+            other_logdir: None,
         }
     }
 

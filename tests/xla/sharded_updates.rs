@@ -1,7 +1,7 @@
 //! Updates that are divided over devices: `SyncMultiGpuTrainerParameterServer`.
 
 use crate::devices;
-use tensorpack::dataflow::FromFn;
+use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::graph::Sharding;
 use tensorpack::optim::gradproc::GlobalNormClip;
 use tensorpack::optim::{Accumulate, Ema, Lamb, Optimizer, ParamGroups, RmsProp};
@@ -92,6 +92,40 @@ fn every_optimizer_trains_as_on_replicas() {
         let infos = found.session.graph().variables();
         let divided = infos.iter().filter(|v| v.sharding == Sharding::State).count();
         assert_eq!(divided > 0, name != "SGD", "{name}");
+    }
+}
+
+/// Such towers run programs of their own up to the sums over them.
+#[test]
+fn towers_with_batches_of_different_sizes_train_as_on_replicas() {
+    let optimizers: [(&str, MakeOptimizer); 3] = [
+        ("Adam", || Adam::new(0.01).boxed()),
+        ("LAMB", || Lamb::new(0.01).boxed()),
+        ("accumulated, clipped momentum with averages", || {
+            let clipped = Momentum::new(0.1, 0.9).process(GlobalNormClip::new(0.1));
+            Ema::new(Accumulate::new(clipped, 2), 0.9).boxed()
+        }),
+    ];
+    for (i, (name, optimizer)) in optimizers.into_iter().enumerate() {
+        let count = 2 + i % 2;
+        let Some(devices) = devices(count) else { return };
+        let train = |trainer: SingleCostTrainer| {
+            // Some batches have one example less.
+            let cut = |mut sample: Vec<HostTensor>| {
+                if sample[0].to_f64_vec()[0] > 0.5 {
+                    for value in &mut sample {
+                        *value = HostTensor::from_f64(DType::F64, [3, 5], &value.to_f64_vec()[..15])?;
+                    }
+                }
+                Ok(sample)
+            };
+            let config = TrainConfig::new(Net { optimizer }, batches().map(cut));
+            let config = config.steps_per_epoch(7).max_epoch(1).no_logdir();
+            variables(&launch_train_with_config(config, trainer).unwrap())
+        };
+        let right = train(SyncMultiGpuTrainerReplicated::on(devices.clone()).into());
+        let found = train(SyncMultiGpuTrainerParameterServer::on(devices).into());
+        assert_close(&found, &right, &format!("{name} on {count} devices"));
     }
 }
 

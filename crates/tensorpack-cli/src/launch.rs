@@ -38,13 +38,22 @@ impl LaunchArgs {
         Ok(command)
     }
 
+    /// Becomes the launcher, so that signals for this process reach it: a supervisor that stops this
+    /// process stops the ranks. Returns only if that fails.
+    #[cfg(unix)]
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let mut command = self.command()?;
+        let e = std::os::unix::process::CommandExt::exec(&mut command);
+        Err(tensorpack::Error::from(e).within(command.get_program().to_string_lossy()))
+    }
+
     /// Runs the launcher to its end. Returns its exit status.
+    #[cfg(not(unix))]
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let mut command = self.command()?;
         let status = command
             .status()
             .map_err(|e| tensorpack::Error::from(e).within(command.get_program().to_string_lossy()))?;
-        // Without a code it was killed by a signal.
         Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
     }
 }

@@ -316,7 +316,8 @@ fn a_wait_for_another_installation_is_announced() {
     assert_eq!(status.code(), Some(1), "the plugin cannot be opened");
 }
 
-/// Makes an installation of MPI whose launcher prints its arguments and the token, and exits with 7.
+/// Makes an installation of MPI whose launcher prints its arguments, the token and its process id, and
+/// exits with 7.
 fn pretend_mpi(folder: &Path) -> String {
     let home = folder.join("mpi");
     fs::create_dir_all(home.join("lib")).unwrap();
@@ -324,7 +325,7 @@ fn pretend_mpi(folder: &Path) -> String {
     program(
         &home,
         "mpiexec",
-        r#"test "$1" = --version && { echo HYDRA; exit; }; echo "$@"; echo token ${#TENSORPACK_TOKEN}; exit 7"#,
+        r#"test "$1" = --version && { echo HYDRA; exit; }; echo "$@"; echo token ${#TENSORPACK_TOKEN}; echo pid $$; exit 7"#,
     );
     fs::rename(home.join("programs"), home.join("bin")).unwrap();
     home.to_str().unwrap().to_owned()
@@ -356,6 +357,21 @@ fn launch_runs_the_launcher_and_returns_its_status() {
     }
     let text = error(&run(&["launch", "-n", "3", "--hosts", "a b", "--", "train"]));
     assert!(text.contains("a b"), "{text}");
+}
+
+/// Signals for the command are for the launcher: whoever stops the one must not leave the other, and
+/// the ranks, behind.
+#[cfg(target_os = "linux")]
+#[test]
+fn launch_becomes_the_launcher() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = pretend_mpi(dir.path());
+    let mut command =
+        command(&[("TENSORPACK_MPI", &home)], &["launch", "-n", "2", "--", "train"], dir.path());
+    let child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let id = child.id();
+    let text = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(text.contains(&format!("pid {id}\n")), "{id}: {text}");
 }
 
 #[cfg(target_os = "linux")]

@@ -21,16 +21,20 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 /// A shell script that runs its arguments. Launchers kill all ranks when one is killed, or ends with
 /// a status other than 0; the shell, which is all that a launcher sees of a rank, puts that off for
 /// `$0` seconds, or 3 if the rank ended by itself: then the others know. Not after SIGHUP, SIGINT and
-/// SIGTERM, by which ranks end that have agreed to. Then it kills itself if the rank was killed: Hydra goes on after a status other than 0 of a process
-/// that has not called `MPI_Init` yet.
+/// SIGTERM, by which ranks end that have agreed to. Then it kills itself if the rank was killed, and
+/// with Hydra (which sets `PMI_RANK`) in any case: that goes on after a status other than 0 of a
+/// process that has not called `MPI_Init` yet, and the others would wait for it.
+///
+/// Launchers that are terminated pass the signal on to the shell, too, and kill the rank as soon as
+/// the shell has ended. So it waits for the rank, which may save.
 ///
 /// Options of launchers do less. Hydra's `-disable-auto-cleanup` does not help if the rank was killed
 /// by a signal, and Hydra then waits for ever for a rank that is stopped. With Open MPI's
 /// `--enable-recovery`, `mpiexec` returns 0 for a run that failed.
-const SCRIPT: &str = r#""$@"; status=$?
+const SCRIPT: &str = r#"trap : HUP INT TERM; "$@"; status=$?
 case $status in
     0|129|130|143) ;;
-    ?|??|1[01]?|12?) sleep $(($0 < 3 ? $0 : 3)) ;;
+    ?|??|1[01]?|12?) sleep $(($0 < 3 ? $0 : 3)); [ -z "$PMI_RANK" ] || kill -KILL $$ ;;
     *) sleep "$0"; kill -KILL $$ ;;
 esac
 exit $status"#;

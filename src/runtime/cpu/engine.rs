@@ -570,8 +570,8 @@ impl CpuProgram {
         feeds.iter().enumerate().all(|(i, feed)| is_valid_feed(feed, || self.infinite.contains(&i)))
     }
 
-    /// Returns whether a run checks its feeds.
-    pub(super) fn checks_feeds(&self) -> bool {
+    /// Returns whether a run exchanges tensors with other processes. Then it also checks its feeds.
+    pub(super) fn communicates(&self) -> bool {
         self.exchange.is_some()
     }
 
@@ -697,7 +697,11 @@ impl Executable for CpuProgram {
     }
 
     fn checks_feeds(&self) -> bool {
-        CpuProgram::checks_feeds(self)
+        CpuProgram::communicates(self)
+    }
+
+    fn communicates(&self) -> bool {
+        CpuProgram::communicates(self)
     }
 
     fn plan_text(&self) -> String {

@@ -9,7 +9,7 @@
 use super::all_reduce::Communicator;
 use super::pipeline::Compilation;
 use super::placement;
-use crate::distributed::{AllGather, Bucket, ProcessGroup};
+use crate::distributed::{AllGather, Bucket, ProcessGroup, WAITING};
 use crate::kir::{BufferId, Kernel, KernelNode, Program, Shards, View};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -247,8 +247,8 @@ impl Exchange {
                 first => {
                     let key = &found[first].key;
                     let name = match of_bucket.len() {
-                        1 => format!("waiting for the sum of {key}"),
-                        n => format!("waiting for the sums of {key} and {} more", n - 1),
+                        1 => format!("{WAITING} of {key}"),
+                        n => format!("{WAITING}s of {key} and {} more", n - 1),
                     };
                     Arc::new(match f.shards {
                         None => Bucket::new(name, f.dtype, f.wire, share, group, towers.len()),

@@ -160,7 +160,11 @@ impl Executable for WatchedProgram {
     }
 
     fn checks_feeds(&self) -> bool {
-        self.program.checks_feeds()
+        self.program.communicates()
+    }
+
+    fn communicates(&self) -> bool {
+        self.program.communicates()
     }
 
     fn plan_text(&self) -> String {

@@ -14,7 +14,7 @@ use super::variables::Variables;
 use crate::kir::{BufferKind, Kernel, KernelNode, Program};
 use crate::runtime::Lowered;
 use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, Pending, RunInfo, check_feeds};
-use crate::runtime::shard_updates::uses_shards;
+use crate::runtime::shard_updates::{stored_shards, uses_shards};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tensorpack_pjrt as pjrt;
@@ -128,7 +128,11 @@ impl XlaProgram {
                 (programs, lowered.fetches().iter().map(source).collect())
             }
             Err(_) if target.replicas(1).is_none() => {
-                return XlaProgram::split(lowered, &split_at_sums(lowered)?, purpose, executor, 0);
+                let is_divided = |v: usize| {
+                    divided.is_some_and(|(infos, shards)| stored_shards(&infos[v], Some(shards)).is_some())
+                };
+                let split = split_at_sums(lowered, &is_divided)?;
+                return XlaProgram::split(lowered, &split, purpose, executor, 0);
             }
             Err(e) => return Err(e),
         };

@@ -34,13 +34,15 @@ pub(super) struct SplitProgram {
     pub(super) fetches: Vec<(usize, usize)>,
 }
 
-/// Splits the programs of towers at the sums over them.
+/// Splits the programs of towers at the sums over them. The joint program alone reads variables that
+/// `is_divided` over the devices: each device has a shard of them, and it runs on all.
 ///
-/// Returns an error if a sum depends on another sum: the towers would have to wait for each other in
-/// the middle of their programs.
-pub(super) fn split_at_sums(lowered: &Lowered) -> Result<SplitProgram> {
+/// Returns an error if a sum depends on another sum, or on a divided variable: the towers would have
+/// to wait for each other in the middle of their programs.
+pub(super) fn split_at_sums(lowered: &Lowered, is_divided: &dyn Fn(usize) -> bool) -> Result<SplitProgram> {
     let programs = inline_fixed_sums(lowered.programs());
-    let summed = programs.iter().map(summed_buffers).collect::<Result<Vec<_>>>()?;
+    let after = |program: &Program| buffers_after_sums(program, is_divided);
+    let summed = programs.iter().map(after).collect::<Result<Vec<_>>>()?;
     Ok(split(lowered, &programs, &summed))
 }
 
@@ -84,15 +86,17 @@ fn live_buffers(program: &Program) -> Vec<bool> {
     live
 }
 
-/// Returns, for each buffer of a tower, whether it depends on a sum over towers.
-fn summed_buffers(program: &Program) -> Result<Vec<bool>> {
-    let mut summed = vec![false; program.buffers.len()];
+/// Returns, for each buffer of a tower, whether it depends on a sum over towers or on a divided
+/// variable.
+fn buffers_after_sums(program: &Program, is_divided: &dyn Fn(usize) -> bool) -> Result<Vec<bool>> {
+    let divided = |kind: &BufferKind| matches!(kind, BufferKind::Variable(v) if is_divided(*v));
+    let mut summed: Vec<bool> = program.buffers.iter().map(|b| divided(&b.kind)).collect();
     for node in &program.kernels {
         let depends = node.kernel.reads().iter().any(|v| summed[v.buffer.0 as usize]);
         let is_sum = matches!(node.kernel, Kernel::AllReduce { .. });
         if depends && is_sum {
             let why = "a sum over towers with batches of different sizes, or other programs that differ, \
-                       cannot depend on another sum";
+                       cannot depend on another sum, or on optimizer state that devices divide";
             return Err(Error::new(ErrorKind::Unsupported, why)
                 .note("XLA runs such towers as separate programs, which meet once, before the update")
                 .note("synchronized batch normalization needs batches of equal sizes on XLA")
