@@ -203,7 +203,9 @@ impl Form {
         if let Some(i) = self.inputs().bias {
             // Convert before broadcasting: a converted tensor is stored.
             let bias = match inputs[i].dtype {
-                DType::Bf16 => cx.map_to(DType::F32, &inputs[i].sizes.clone(), &[&inputs[i]], |_, r| r[0]),
+                narrow if narrow.is_narrow_float() => {
+                    cx.map_to(DType::F32, &inputs[i].sizes.clone(), &[&inputs[i]], |_, r| r[0])
+                }
                 _ => inputs[i].clone(),
             };
             inputs[i] = bias.broadcast_to(&attention.score_sizes());
@@ -279,9 +281,9 @@ fn dropout(seeds: &Array, [b, h]: [usize; 2], rate: f64) -> impl Fn(usize) -> f6
     move |n| if rng.uniform(0, n as u64) >= rate { 1.0 / (1.0 - rate) } else { 0.0 }
 }
 
-/// Returns the type that statistics and random numbers have: f32 for bf16.
+/// Returns the type that statistics and random numbers have: f32 for bf16 and f16.
 fn wide(dtype: DType) -> DType {
-    if dtype == DType::Bf16 { DType::F32 } else { dtype }
+    dtype.widened()
 }
 
 /// Checks that dims agree as far as they are known, and returns the one that is known best.

@@ -78,7 +78,7 @@ impl OpDef for Cumsum {
 
 impl Tensor {
     /// Returns the inclusive cumulative sum along `axis`. Integers and bool give i64. The CPU
-    /// engine accumulates f32 and bf16 in f64, so the error does not grow with the length.
+    /// engine accumulates f32, bf16 and f16 in f64, so the error does not grow with the length.
     #[track_caller]
     pub fn cumsum(&self, axis: isize) -> Tensor {
         self.cumsum_with(axis, CumsumOptions::default())

@@ -211,9 +211,10 @@ impl OpDef for Einsum {
             return Ok(vec![sum.ordered(&self.output)]);
         }
         let b = labeled(cx, 1);
-        // Sum what only one input has first. Only the result of bf16 is rounded, so its sums are f32.
+        // Sum what only one input has first. Only the result of bf16 or f16 is rounded,
+        // so the sums are f32.
         let dtype = a.view.dtype;
-        let wide = if dtype == DType::Bf16 { DType::F32 } else { dtype };
+        let wide = dtype.widened();
         let a = a.summed(cx, wide, |c| self.in_output(c) || b.labels.contains(&c));
         let b = b.summed(cx, wide, |c| self.in_output(c) || a.labels.contains(&c));
         let of = |from: &[char], test: &dyn Fn(char) -> bool| -> Vec<char> {

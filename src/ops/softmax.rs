@@ -106,8 +106,8 @@ impl OpDef for Softmax {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
         let sizes = x.sizes.clone();
-        // Accumulate bf16 in f32.
-        let dtype = if x.dtype == DType::Bf16 { DType::F32 } else { x.dtype };
+        // Accumulate floats of 16 bits in f32.
+        let dtype = x.dtype.widened();
         let reduced: Vec<bool> = (0..sizes.len()).map(|i| i == self.axis).collect();
         let mut kept = sizes.clone();
         kept[self.axis] = 1;

@@ -202,8 +202,8 @@ impl TowerContext {
         if self.total == 1 {
             return x.clone();
         }
-        // A mean of bf16 tensors is rounded once, not after the sum and again after the division.
-        let wide = if x.dtype() == DType::Bf16 { DType::F32 } else { x.dtype() };
+        // A mean of bf16 or f16 tensors is rounded once, not after the sum and again after the division.
+        let wide = x.dtype().widened();
         (sum(&x.cast(wide)) * (1.0 / self.total as f64)).cast(x.dtype())
     }
 

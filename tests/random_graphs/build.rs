@@ -23,7 +23,7 @@ pub(crate) enum Fault {
     Row(&'static str),
     /// They are wrong in every tower but the first.
     RowInOtherTowers(&'static str),
-    /// Variables that are declared bf16 are kept in f32.
+    /// Variables that are declared bf16 or f16 are kept in f32.
     WideVariables,
 }
 

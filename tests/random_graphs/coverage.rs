@@ -6,6 +6,7 @@ use crate::program::{Class, Source};
 use crate::table::{cost_rows, op_rows};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use tensorpack::prelude::DType;
 
 /// Public names without a row, with the reason.
 const LEFT_OUT: [(&str, &str); 9] = [
@@ -103,12 +104,13 @@ fn every_row_is_drawn() {
     counts.extend(all.chain(wrappers().iter().map(|s| s.name)).map(|name| (name, 0)));
     let mut count = |name: &'static str| *counts.get_mut(name).expect("it is in the table") += 1;
     let [mut tied, mut unknown, mut empty, mut towers, mut uneven, mut one_row] = [0; 6];
-    let [mut bf16, mut narrow] = [0; 2];
+    let [mut bf16, mut f16, mut narrow] = [0; 3];
     for index in 0..120 {
         let program = draw_program(1, index, 0);
         towers += u64::from(program.towers.count > 1);
         uneven += u64::from(program.towers.last_batch.is_some());
-        bf16 += u64::from(program.bf16);
+        bf16 += u64::from(program.narrow == Some(DType::Bf16));
+        f16 += u64::from(program.narrow == Some(DType::F16));
         count(program.training.rate.0.name);
         count(program.training.rule.0.name);
         program.training.wrappers.iter().for_each(|w| count(w.0.name));
@@ -116,7 +118,7 @@ fn every_row_is_drawn() {
             match &node.source {
                 Source::Row { row, class, tied: again, .. } => {
                     count(row.name);
-                    narrow += u64::from(*class == Class::Bf16);
+                    narrow += u64::from(*class == Class::Narrow);
                     tied += u64::from(*again);
                 }
                 Source::Input { sizes, known, .. } => {
@@ -132,11 +134,11 @@ fn every_row_is_drawn() {
     let never: Vec<&&str> = counts.iter().filter(|(_, n)| **n == 0).map(|(name, _)| name).collect();
     let special = format!(
         "{tied} tied, {unknown} of unknown size, {empty} empty; {towers} programs with several towers, {uneven} of \
-         them with batches of different sizes, {one_row} inputs with one row in a tower; {bf16} programs with bf16, \
-         {narrow} rows in it"
+         them with batches of different sizes, {one_row} inputs with one row in a tower; {bf16} programs with bf16 \
+         and {f16} with f16, {narrow} rows in them"
     );
     eprintln!("drawn: {counts:?}, {special}");
     assert!(never.is_empty(), "never drawn: {never:?}");
     let least = [tied, unknown, empty, uneven, one_row, narrow].into_iter().min();
-    assert!(least > Some(0) && towers.min(bf16) > 120 / 10, "{special}");
+    assert!(least > Some(0) && towers.min(bf16 + f16) > 120 / 10 && bf16.min(f16) > 120 / 40, "{special}");
 }

@@ -2,7 +2,6 @@
 
 use super::stablehlo::{Element, Value, Writer, array, list, pairs};
 use crate::kir::{ContractKind, Conv2d, MatMul};
-use tensorpack_tensor::DType;
 
 /// The precision of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +42,7 @@ fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: Preci
     matmul_in(w, k, lhs, rhs, precision, lhs.element)
 }
 
-/// Prints a matrix product whose result is f32 if the operands are bf16.
+/// Prints a matrix product whose result is f32 if the operands are bf16 or f16.
 pub(super) fn wide_matmul(
     w: &mut Writer,
     k: &MatMul,
@@ -51,8 +50,11 @@ pub(super) fn wide_matmul(
     rhs: &Value,
     precision: Precision,
 ) -> Value {
-    let narrow = lhs.element == DType::Bf16.into();
-    matmul_in(w, k, lhs, rhs, precision, if narrow { DType::F32.into() } else { lhs.element })
+    let result = match lhs.element {
+        Element::Of(dtype) => Element::Of(dtype.widened()),
+        element => element,
+    };
+    matmul_in(w, k, lhs, rhs, precision, result)
 }
 
 fn matmul_in(

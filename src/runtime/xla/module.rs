@@ -6,14 +6,14 @@ use super::random::{self, Key, Offset};
 use super::spmd::{Part, SpmdProgram};
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
 use super::steps_loop::StepsPerLaunch;
-use super::{attention, bf16 as bf16_rounding, collectives, cumsum, expr, pool, reduce, sort, view};
+use super::{attention, collectives, cumsum, expr, narrow, pool, reduce, sort, view};
 use crate::graph::split_tower;
 use crate::kir::{
     self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
 };
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
-use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, bf16};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, bf16, f16};
 
 /// Larger constants are arguments that stay on the device, instead of text in the module.
 const INLINE_BYTES: usize = 256;
@@ -353,7 +353,7 @@ impl<'a> ModuleWriter<'a> {
             Kernel::Map(body) => {
                 let operands = self.read_all(&body.operands);
                 let stored: Vec<DType> = specs.iter().map(|(dtype, _)| *dtype).collect();
-                let float = bf16_rounding::compute_dtype(&body.expr, &operands, &stored);
+                let float = narrow::compute_dtype(&body.expr, &operands, &stored);
                 expr::write(&mut self.w, &body.sizes, &operands, &body.expr, float)
             }
             Kernel::Reduce { body, reduced, kinds } => {
@@ -689,8 +689,8 @@ impl<'a> ModuleWriter<'a> {
 fn scalar_bits(w: &mut Writer, x: &Value, dtype: DType) -> Value {
     match dtype {
         DType::F64 => w.op("bitcast_convert", &[x], "", DType::I64, &[]),
-        DType::F32 | DType::Bf16 => {
-            // Every bf16 is an f32.
+        DType::F32 | DType::Bf16 | DType::F16 => {
+            // Every float of 16 bits is an f32.
             let wide = w.widened(x);
             let bits = w.op("bitcast_convert", &[&wide], "", DType::I32, &[]);
             w.convert(&bits, DType::I64)
@@ -705,6 +705,7 @@ pub(super) fn scalar_from_bits(bits: i64, dtype: DType) -> HostTensor {
         DType::F64 => HostTensor::scalar(f64::from_bits(bits as u64)),
         DType::F32 => HostTensor::scalar(f32::from_bits(bits as u32)),
         DType::Bf16 => HostTensor::scalar(bf16::from_f32(f32::from_bits(bits as u32))),
+        DType::F16 => HostTensor::scalar(f16::from_f32(f32::from_bits(bits as u32))),
         DType::I32 => HostTensor::scalar(bits as i32),
         DType::I64 => HostTensor::scalar(bits),
         DType::U8 => HostTensor::scalar(bits as u8),
