@@ -10,8 +10,11 @@ pub(super) fn variable_dtype(dtype: DType) -> DType {
     dtype.widened()
 }
 
-/// Creates or shares the variable of this spec and casts it to the data type of `x`.
+/// Creates or shares the variable of this spec and casts it to the data type of `x`, unless
+/// contractions widen `x`: see [`TowerContext::full_precision`].
 #[track_caller]
 pub(super) fn parameter(t: &TowerContext, spec: VariableSpec, x: &Tensor) -> Tensor {
-    t.variable(spec.dtype(variable_dtype(x.dtype()))).cast(x.dtype())
+    let variable = t.variable(spec.dtype(variable_dtype(x.dtype())));
+    let widens = t.graph().contractions() == Some(DType::F32);
+    if widens { variable.value().clone() } else { variable.cast(x.dtype()) }
 }

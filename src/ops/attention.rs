@@ -1,7 +1,7 @@
 //! Scaled dot-product attention (Vaswani et al., 2017) and its gradient.
 
 use super::{composed, float_input, same_spec};
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, AttentionKind, FloatBits, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
@@ -311,6 +311,10 @@ impl OpDef for Attention {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         self.0.infer(inputs, 0).map(Vec::from)
+    }
+
+    fn autocast(&self, i: usize) -> Autocast {
+        if Some(i) == self.0.inputs().seeds { Autocast::Keep } else { Autocast::Narrow }
     }
 
     fn output_count(&self) -> usize {

@@ -1,6 +1,6 @@
 //! Cumulative sums along an axis.
 
-use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{self, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Indices};
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,10 @@ impl OpDef for Cumsum {
             }
             _ => Ok(vec![inputs[0].clone()]),
         }
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Wide
     }
 
     /// An element contributes to all sums from its position on, so its gradient is the cumulative

@@ -1,7 +1,7 @@
 //! Einsum: sums of products in index notation. `ij,jk->ik` is a matrix product. The gradient of an
 //! einsum is another einsum.
 
-use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, Graph, OpDef, Spec, Tensor};
 use crate::kir::{Binary, ContractKind, LowerCx, MatMul, ReduceKind, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
@@ -195,6 +195,10 @@ impl OpDef for Einsum {
             dtype: inputs[0].dtype,
             shape: self.output.iter().map(dim).collect::<Vec<_>>().into(),
         }])
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Narrow
     }
 
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {

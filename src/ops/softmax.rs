@@ -3,7 +3,7 @@
 use super::composed;
 use super::loss::wide;
 use super::reduce::resolve_axes;
-use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, Unary, View};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
@@ -96,6 +96,10 @@ impl OpDef for Softmax {
             return Err(Error::shape(why));
         }
         Ok(vec![x.clone()])
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Wide
     }
 
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {

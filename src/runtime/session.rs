@@ -7,7 +7,7 @@ use super::several_steps::SeveralSteps;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, KernelProgress, Staging, Turns};
 use crate::distributed::ProcessGroup;
-use crate::graph::{Fetch, Frozen, Op, Tensor, Variable, nearest_names};
+use crate::graph::{Fetch, Frozen, Op, Precision, Tensor, Variable, nearest_names};
 use crate::kir::Shards;
 use crate::reference::StochasticRounding;
 use std::collections::BTreeMap;
@@ -60,6 +60,15 @@ pub struct SessionOptions {
     /// Ends waits for a plugin or a compiler with an error of kind [`ErrorKind::Interrupted`] when
     /// it is set. Defaults to a flag of its own; trainers replace it by one that signals set.
     pub interrupt: Interrupt,
+}
+
+impl SessionOptions {
+    /// Returns the options of a session whose graph was built in this precision.
+    pub(crate) fn in_precision(self, precision: Precision) -> SessionOptions {
+        // The CPU engine has no TF32; there the option is about Winograd convolutions.
+        let all_digits = precision == Precision::F32 && matches!(self.device, Device::Xla { .. });
+        SessionOptions { full_precision: self.full_precision || all_digits, ..self }
+    }
 }
 
 impl Default for SessionOptions {

@@ -2,6 +2,7 @@
 
 use super::{NanPolicy, default_callbacks, default_monitors};
 use crate::callback::Callback;
+use crate::graph::Precision;
 use crate::io::{Disk, Keep, SessionInit};
 use crate::monitor::Monitor;
 use crate::runtime::SessionOptions;
@@ -36,6 +37,7 @@ pub struct RunConfig {
     pub(super) disk: Option<Box<dyn Disk>>,
     pub(super) nan: NanPolicy,
     pub(super) steps_per_launch: usize,
+    pub(super) precision: Option<Precision>,
 }
 
 impl Default for RunConfig {
@@ -57,6 +59,7 @@ impl Default for RunConfig {
             disk: None,
             nan: NanPolicy::default(),
             steps_per_launch: 1,
+            precision: None,
         }
     }
 }
@@ -219,6 +222,19 @@ macro_rules! run_settings {
             #[doc(alias = "steps_per_execution")]
             pub fn steps_per_launch(mut self, steps: usize) -> $config {
                 self $(.$run)? .steps_per_launch = steps;
+                self
+            }
+
+            /// Sets the precision in which the model computes: see `docs/precision.md`. Defaults to
+            /// [`Precision::Tf32`]($crate::graph::Precision::Tf32). A trainer whose graph is built
+            /// already has the precision of that graph
+            /// ([`Graph::set_precision`]($crate::graph::Graph::set_precision)); another one is an
+            /// error.
+            #[must_use]
+            #[doc(alias = "mixed_precision")]
+            #[doc(alias = "autocast")]
+            pub fn precision(mut self, precision: $crate::graph::Precision) -> $config {
+                self $(.$run)? .precision = Some(precision);
                 self
             }
         }

@@ -5,16 +5,16 @@ use crate::kir::{ContractKind, Conv2d, MatMul};
 
 /// The precision of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Precision {
+pub(super) enum ProductPrecision {
     /// The fastest that the device offers.
     Fast,
     /// Full precision of the operands.
     Full,
 }
 
-impl Precision {
+impl ProductPrecision {
     fn attribute(self) -> String {
-        let name = if self == Precision::Full { "HIGHEST" } else { "DEFAULT" };
+        let name = if self == ProductPrecision::Full { "HIGHEST" } else { "DEFAULT" };
         format!("precision_config = [#stablehlo<precision {name}>, #stablehlo<precision {name}>]")
     }
 }
@@ -25,7 +25,7 @@ pub(super) fn write(
     kind: &ContractKind,
     lhs: &Value,
     rhs: &Value,
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Value {
     match kind {
         ContractKind::MatMul(k) => matmul(w, k, lhs, rhs, precision),
@@ -38,7 +38,7 @@ pub(super) fn write(
     }
 }
 
-fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: Precision) -> Value {
+fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: ProductPrecision) -> Value {
     matmul_in(w, k, lhs, rhs, precision, lhs.element)
 }
 
@@ -48,7 +48,7 @@ pub(super) fn wide_matmul(
     k: &MatMul,
     lhs: &Value,
     rhs: &Value,
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Value {
     let result = match lhs.element {
         Element::Of(dtype) => Element::Of(dtype.widened()),
@@ -62,7 +62,7 @@ fn matmul_in(
     k: &MatMul,
     lhs: &Value,
     rhs: &Value,
-    precision: Precision,
+    precision: ProductPrecision,
     element: Element,
 ) -> Value {
     let matrix = |rows: usize, cols: usize, transposed: bool, shared: bool| {
@@ -105,7 +105,7 @@ struct Convolution<'a> {
     padding: [[i64; 2]; 2],
     feature_groups: usize,
     batch_groups: usize,
-    precision: Precision,
+    precision: ProductPrecision,
 }
 
 fn convolve(w: &mut Writer, lhs: &Value, rhs: &Value, c: &Convolution<'_>, sizes: &[usize]) -> Value {
@@ -155,7 +155,7 @@ fn forward(
     x: &Value,
     filters: &Value,
     depthwise: bool,
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Value {
     let x = w.reshape(x, &images(k));
     let filters = w.reshape(filters, &filter(k, depthwise));
@@ -187,7 +187,7 @@ fn input_grad(
     dy: &Value,
     filters: &Value,
     depthwise: bool,
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Value {
     let dy = w.reshape(dy, &results(k));
     let filters = w.reshape(filters, &filter(k, depthwise));
@@ -223,7 +223,7 @@ fn filter_grad(
     x: &Value,
     dy: &Value,
     depthwise: bool,
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Value {
     let (x, dy) = (w.reshape(x, &images(k)), w.reshape(dy, &results(k)));
     let c = Convolution {

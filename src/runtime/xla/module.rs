@@ -1,6 +1,6 @@
 //! Prints a whole program as a StableHLO module: arguments, kernels, results.
 
-use super::contract::{self, Precision};
+use super::contract::{self, ProductPrecision};
 use super::gather::{self, BadIndex};
 use super::random::{self, Key, Offset};
 use super::spmd::{Part, SpmdProgram};
@@ -137,7 +137,7 @@ pub(super) fn module(
 }
 
 pub(super) struct ModuleWriter<'a> {
-    precision: Precision,
+    precision: ProductPrecision,
     pub(super) spmd: &'a SpmdProgram,
     pub(super) program: &'a Program,
     pub(super) w: Writer,
@@ -177,7 +177,7 @@ pub(super) struct StepResults {
 impl<'a> ModuleWriter<'a> {
     fn new(spmd: &'a SpmdProgram, full_precision: bool, barriers: bool) -> ModuleWriter<'a> {
         ModuleWriter {
-            precision: if full_precision { Precision::Full } else { Precision::Fast },
+            precision: if full_precision { ProductPrecision::Full } else { ProductPrecision::Fast },
             spmd,
             program: &spmd.program,
             w: Writer::default(),
