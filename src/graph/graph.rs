@@ -6,8 +6,8 @@ use super::frozen::LateError;
 use super::gate::Gate;
 use super::tensor::dims_of;
 use super::{
-    Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Precision, Role, Spec, Tensor, TensorId,
-    TensorSpec, VariableId, VariableInfo, name, nearest_names,
+    Collection, Frozen, LossScale, Node, NodeId, NodeKind, Op, OpDef, Precision, Role, Spec, Tensor,
+    TensorId, TensorSpec, VariableId, VariableInfo, name, nearest_names,
 };
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::{HashMap, HashSet};
@@ -49,6 +49,7 @@ pub(super) struct Building {
     pub(super) tower: usize,
     /// The precision of towers.
     pub(super) precision: Precision,
+    pub(super) loss_scale: LossScale,
     /// The type to which contractions cast their inputs, inside towers.
     pub(super) contractions: Option<DType>,
     /// The index of the first tower of this graph among those of all processes.
@@ -81,6 +82,7 @@ impl Graph {
             gates: Vec::new(),
             tower: 0,
             precision: Precision::default(),
+            loss_scale: LossScale::default(),
             contractions: None,
             first_tower: 0,
             error: None,

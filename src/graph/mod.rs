@@ -12,6 +12,7 @@ mod gate;
 #[expect(clippy::module_inception, reason = "the graph of the graph module")]
 mod graph;
 mod initializer;
+mod loss_scale;
 mod name;
 mod name_pattern;
 mod nearest_names;
@@ -31,6 +32,7 @@ pub use exported::Exported;
 pub use frozen::{Fetch, Frozen};
 pub use graph::Graph;
 pub use initializer::{Fan, Init};
+pub use loss_scale::LossScale;
 pub(crate) use name::split_tower;
 pub use name_pattern::NamePattern;
 pub(crate) use nearest_names::nearest_names;

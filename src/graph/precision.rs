@@ -41,7 +41,7 @@ pub enum Precision {
     /// Contractions in bf16: the range of f32 with 8 significant bits.
     Bf16,
     /// Contractions in f16: 11 significant bits, but a small range. Gradients are computed from a
-    /// scaled cost: see [`LossScale`](crate::optim::LossScale).
+    /// scaled cost: see [`LossScale`](super::LossScale).
     F16,
 }
 

@@ -5,7 +5,7 @@ use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Run
 use super::lowering::Source;
 use super::several_steps::SeveralSteps;
 use super::snapshot::Reading;
-use super::{Device, Interrupt, KernelProgress, Staging, Turns};
+use super::{Device, Interrupt, KernelProgress, Staging, Turns, overflow_rules};
 use crate::distributed::ProcessGroup;
 use crate::graph::{Fetch, Frozen, Op, Precision, Tensor, Variable, nearest_names};
 use crate::kir::Shards;
@@ -317,10 +317,11 @@ impl Session {
         let ran = catch_unwind(AssertUnwindSafe(|| executable.run(&run, &values[..feeds.len()], outputs)));
         let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
         let outcome = ran.map_err(|e| state.end_if_lost(e))?;
-        let Outcome::Committed { staleness } = outcome else {
-            return Err(self.explain_non_finite(&mut state, fetches, feeds, &run));
+        state.staleness = match outcome {
+            Outcome::Committed { staleness } => staleness,
+            Outcome::Skipped => return Err(overflow_rules::skipped()),
+            Outcome::NotFinite => return Err(self.explain_non_finite(&mut state, fetches, feeds, &run)),
         };
-        state.staleness = staleness;
         match kind {
             RunKind::Step => (state.run_index, state.plain_runs) = (state.run_index + 1, 0),
             RunKind::Plain => state.plain_runs += 1,

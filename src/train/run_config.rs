@@ -2,7 +2,7 @@
 
 use super::{NanPolicy, default_callbacks, default_monitors};
 use crate::callback::Callback;
-use crate::graph::Precision;
+use crate::graph::{LossScale, Precision};
 use crate::io::{Disk, Keep, SessionInit};
 use crate::monitor::Monitor;
 use crate::runtime::SessionOptions;
@@ -38,6 +38,7 @@ pub struct RunConfig {
     pub(super) nan: NanPolicy,
     pub(super) steps_per_launch: usize,
     pub(super) precision: Option<Precision>,
+    pub(super) loss_scale: Option<LossScale>,
 }
 
 impl Default for RunConfig {
@@ -60,6 +61,7 @@ impl Default for RunConfig {
             nan: NanPolicy::default(),
             steps_per_launch: 1,
             precision: None,
+            loss_scale: None,
         }
     }
 }
@@ -235,6 +237,15 @@ macro_rules! run_settings {
             #[doc(alias = "autocast")]
             pub fn precision(mut self, precision: $crate::graph::Precision) -> $config {
                 self $(.$run)? .precision = Some(precision);
+                self
+            }
+
+            /// Sets how the cost is scaled in [`Precision::F16`]($crate::graph::Precision::F16); other
+            /// precisions ignore it. Like the precision, it must be that of a graph that is built
+            /// already.
+            #[must_use]
+            pub fn loss_scale(mut self, loss_scale: $crate::graph::LossScale) -> $config {
+                self $(.$run)? .loss_scale = Some(loss_scale);
                 self
             }
         }

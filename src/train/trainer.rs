@@ -354,6 +354,10 @@ impl Trainer {
                 Error::argument(why).note("call set_precision(..) on the graph before towers are built")
             );
         }
+        if config.loss_scale.is_some_and(|wanted| wanted != self.graph.loss_scale()) {
+            return Err(Error::argument("the loss scale of the run is not that of its graph")
+                .note("call set_loss_scale(..) on the graph before gradients are computed"));
+        }
         Ok(SessionOptions { device, threads, process_group, ..options }.in_precision(precision))
     }
 

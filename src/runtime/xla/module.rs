@@ -9,8 +9,10 @@ use super::steps_loop::StepsPerLaunch;
 use super::{attention, collectives, cumsum, expr, narrow, pool, reduce, sort, view};
 use crate::graph::split_tower;
 use crate::kir::{
-    self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
+    self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, OnOverflow, Origin, Program,
+    View,
 };
+use crate::runtime::overflow_rules;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, bf16, f16};
@@ -171,7 +173,10 @@ pub(super) struct StepResults {
     pub(super) fetches: Vec<FetchPlace>,
     /// The fetches that are no scalars.
     pub(super) tensors: Vec<Value>,
-    pub(super) report: Value,
+    /// Whether the checks of this tower succeeded, for the report.
+    pub(super) reported: Value,
+    /// The fetches that are scalars, as bits.
+    pub(super) scalars: Vec<Value>,
 }
 
 impl<'a> ModuleWriter<'a> {
@@ -526,12 +531,40 @@ impl<'a> ModuleWriter<'a> {
                 }
             }
         }
-        let report = self.report(&reported, scalars);
-        StepResults { ok, indices_ok, next, fetches, tensors, report }
+        StepResults { ok, indices_ok, next, fetches, tensors, reported, scalars }
     }
 
-    /// Returns the values of the updated variables after a step: the next ones if `take`.
-    pub(super) fn commit(&mut self, next: &[(Value, bool)], take: &Value) -> Vec<Value> {
+    /// Returns whether a step that fails its check is skipped, and the run goes on: if `failed`, and
+    /// the rules of variables allow it. `None` if no updated variable has a rule.
+    pub(super) fn skips(&mut self, failed: &Value) -> Option<Value> {
+        let rules: Vec<(usize, OnOverflow)> = overflow_rules::rules([self.program]);
+        let mut skips = (!rules.is_empty()).then(|| failed.clone())?;
+        for (variable, rule) in rules.into_iter().filter(|(_, rule)| rule.least.is_finite()) {
+            let next = self.after_overflow(variable, rule);
+            let least = self.w.splat(rule.least, next.element, &next.sizes);
+            let enough = self.w.compare("GE", &next, &least);
+            skips = self.w.like("and", &[&skips, &enough]);
+        }
+        Some(skips)
+    }
+
+    /// Returns the value of a scalar variable after a step that is skipped.
+    fn after_overflow(&mut self, variable: usize, rule: OnOverflow) -> Value {
+        let old = self.variables[&variable].clone();
+        let factor = self.w.splat(rule.factor, old.element, &old.sizes);
+        let summand = self.w.splat(rule.summand, old.element, &old.sizes);
+        let product = self.w.like("multiply", &[&old, &factor]);
+        self.w.like("add", &[&product, &summand])
+    }
+
+    /// Returns the values of the updated variables after a step: the next ones if `take`, and those of
+    /// a skipped step if `skips`.
+    pub(super) fn commit(
+        &mut self,
+        next: &[(Value, bool)],
+        take: &Value,
+        skips: Option<&Value>,
+    ) -> Vec<Value> {
         let mut results = Vec::new();
         for (u, (new, must_be_finite)) in self.program.updates.iter().zip(next) {
             let old = self.variables.get(&u.variable).expect("updated variables are arguments").clone();
@@ -543,7 +576,12 @@ impl<'a> ModuleWriter<'a> {
                 let all = self.w.broadcast(&take, &[], &new.sizes);
                 take = self.w.like("and", &[&all, &fine]);
             }
-            results.push(self.w.select(&take, new, &old));
+            let mut result = self.w.select(&take, new, &old);
+            if let (Some(rule), Some(skips)) = (u.on_overflow, skips) {
+                let skipped = self.after_overflow(u.variable, rule);
+                result = self.w.select(skips, &skipped, &result);
+            }
+            results.push(result);
         }
         results
     }
@@ -555,11 +593,26 @@ impl<'a> ModuleWriter<'a> {
 
     /// Finishes with the next values of variables, the fetches and the report.
     fn run(mut self) -> Module {
-        let StepResults { mut ok, next, fetches, tensors, report, .. } = self.step_results();
-        for flag in self.towers_ok.iter().chain(&self.prior_steps_ok) {
+        let StepResults { mut ok, indices_ok, next, fetches, tensors, reported, scalars } =
+            self.step_results();
+        for flag in &self.towers_ok {
             ok = self.w.like("and", &[&ok, flag]);
         }
-        let mut results = self.commit(&next, &ok);
+        let skips = self.prior_steps_ok.clone().and_then(|prior| {
+            let not_ok = self.w.like("not", &[&ok]);
+            let failed = self.w.like("and", &[&not_ok, &indices_ok]);
+            let failed = self.w.like("and", &[&failed, &prior]);
+            self.skips(&failed)
+        });
+        if let Some(prior) = &self.prior_steps_ok {
+            ok = self.w.like("and", &[&ok, prior]);
+        }
+        let mut results = self.commit(&next, &ok, skips.as_ref());
+        let report = self.report(&reported, skips.as_ref(), scalars);
+        // Runs that were launched before a skipped one is known to be can go on.
+        if let Some(skips) = &skips {
+            ok = self.w.like("or", &[&ok, skips]);
+        }
         let at = tensors.len();
         results.extend(tensors);
         results.push(report);
@@ -623,7 +676,7 @@ impl<'a> ModuleWriter<'a> {
             n => self.w.op("concatenate", &all, "dimension = 0 : i64", DType::Bool, &[n]),
         };
         let yes = self.w.splat(1.0, DType::Bool, &[]);
-        let report = self.report(&yes, Vec::new());
+        let report = self.report(&yes, None, Vec::new());
         self.finish(Vec::new(), Vec::new(), 1, vec![flags, report], tested)
     }
 
@@ -638,9 +691,16 @@ impl<'a> ModuleWriter<'a> {
         ok
     }
 
-    fn report(&mut self, finite: &Value, scalars: Vec<Value>) -> Value {
-        let finite = self.w.convert(finite, DType::I64);
-        let mut report = vec![finite];
+    /// Returns the report: whether checked values are finite plus, in the next bit, whether the step is
+    /// skipped; the bad indices; and the fetches that are scalars.
+    pub(super) fn report(&mut self, finite: &Value, skips: Option<&Value>, scalars: Vec<Value>) -> Value {
+        let mut flags = self.w.convert(finite, DType::I64);
+        if let Some(skips) = skips {
+            let (skips, two) = (self.w.convert(skips, DType::I64), self.w.integer(2, DType::I64, &[]));
+            let skips = self.w.like("multiply", &[&skips, &two]);
+            flags = self.w.like("add", &[&flags, &skips]);
+        }
+        let mut report = vec![flags];
         report.extend(self.bad.iter().flat_map(|(_, bad)| [bad.position.clone(), bad.index.clone()]));
         report.extend(scalars);
         let report: Vec<Value> = report.iter().map(|n| self.w.reshape(n, &[1])).collect();
