@@ -131,6 +131,8 @@ pub(crate) struct Task {
     pub(crate) slow_validation: Duration,
     /// Sends gradients as bf16.
     pub(crate) bf16: bool,
+    /// Computes in f16, with a loss scale that is too large at first.
+    pub(crate) f16: bool,
 }
 
 impl Task {
@@ -154,6 +156,7 @@ impl Task {
             validation_batch: 32,
             slow_validation: Duration::ZERO,
             bf16: false,
+            f16: false,
         }
     }
 

@@ -122,6 +122,7 @@ impl Draw {
             origin: [seed, index, attempt],
             float: DType::F32,
             narrow: None,
+            autocast: false,
             towers: Towers { count: 1, last_batch: None },
             nodes: Vec::new(),
             cost: Vec::new(),
@@ -150,6 +151,7 @@ impl Draw {
             Special::Narrow => {
                 let narrow = draw.of(&[DType::Bf16, DType::F16]);
                 (draw.program.narrow, draw.program.float) = (Some(narrow), DType::F32);
+                draw.program.autocast = draw.chance(0.5);
             }
             Special::Nothing => {}
         }

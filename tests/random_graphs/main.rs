@@ -68,7 +68,13 @@ fn found_and_shrunk(fault: Fault, shows: &dyn Fn(&Program) -> bool) -> (Program,
     indices.sort_unstable();
     let (program, failure) = indices
         .into_iter()
-        .map(|(_, index)| fit(7, index, &|_| ()))
+        .map(|(_, index)| fit(7, index, &|_| ()).0)
+        .filter_map(|mut program| {
+            // A variable that only the penalty on all variables uses would be lost when shrinking.
+            program.prune();
+            let expected = compare::expect(&program).ok()?;
+            Some((program, expected))
+        })
         .filter(|(program, _)| shows(program))
         .find_map(|(program, expected)| {
             let failure = check(&program, engine, &expected).err()?;
@@ -146,6 +152,7 @@ fn scaled_up_and_down(factor: f64, steps: usize) -> Program {
         origin: [0; 3],
         float: tensorpack::prelude::DType::F32,
         narrow: None,
+        autocast: false,
         towers: Towers { count: 1, last_batch: None },
         nodes: nodes.into_iter().enumerate().map(node).collect(),
         cost: vec![port(5)],

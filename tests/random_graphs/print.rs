@@ -27,6 +27,10 @@ pub(crate) fn print(program: &Program, failure: &Failure) -> String {
     line(include_str!("values.rs"));
     line("fn run(float: DType, options: SessionOptions) -> Result<Vec<(String, HostTensor)>> {");
     line("    let graph = Graph::new();");
+    if program.autocast {
+        line(&format!("    graph.set_precision(Precision::{:?});", program.precision()));
+        line("    graph.set_loss_scale(LossScale::new().initial(4.0).smallest(4.0));");
+    }
     line(
         "    let (mut towers, mut costs, mut feeds) = (vec![], vec![], Vec::<(String, HostTensor)>::new());",
     );

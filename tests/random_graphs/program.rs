@@ -203,6 +203,8 @@ pub(crate) struct Program {
     pub(crate) float: DType,
     /// The type of tensors of the class [`Class::Narrow`]. Without one they are like other floats.
     pub(crate) narrow: Option<DType>,
+    /// Whether contractions of f32 narrow their inputs to that type.
+    pub(crate) autocast: bool,
     pub(crate) towers: Towers,
     pub(crate) nodes: Vec<Node>,
     /// Scalars that the cost is the sum of.
@@ -221,6 +223,21 @@ pub(crate) struct Program {
 }
 
 impl Program {
+    /// Sets the precision of the program's graph.
+    pub(crate) fn set_precision(&self, graph: &Graph) {
+        graph.set_precision(self.precision());
+        // Overflows are rejected like others, not skipped.
+        graph.set_loss_scale(LossScale::new().initial(4.0).smallest(4.0));
+    }
+
+    pub(crate) fn precision(&self) -> Precision {
+        match self.narrow.filter(|_| self.autocast) {
+            Some(DType::F16) => Precision::F16,
+            Some(_) => Precision::Bf16,
+            None => Precision::Tf32,
+        }
+    }
+
     /// Returns the float types of an engine.
     pub(crate) fn floats(&self) -> Floats {
         Floats { wide: self.float, narrow: self.narrow.unwrap_or(self.float) }

@@ -63,6 +63,9 @@ pub(crate) fn candidates(program: &Program) -> Vec<Program> {
     if program.towers.last_batch.is_some() {
         simpler(&|p| p.towers.last_batch = None);
     }
+    if program.autocast {
+        simpler(&|p| p.autocast = false);
+    }
     if program.narrow.is_some() {
         simpler(&|p| p.narrow = None);
     }

@@ -43,7 +43,7 @@ struct Net;
 
 impl ModelDesc for Net {
     fn inputs(&self) -> Vec<TensorSpec> {
-        vec![TensorSpec::f32("x", [Some(2), Some(3)])]
+        vec![TensorSpec::f32("x", [None, Some(3)])]
     }
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
@@ -79,8 +79,12 @@ impl Callback for AtTheEnd {
 }
 
 fn config(bad: &'static [u64], device: Device) -> TrainConfig {
+    config_of(batches(bad), device)
+}
+
+fn config_of(batches: FromFn, device: Device) -> TrainConfig {
     let options = SessionOptions { device, threads: Some(1), ..SessionOptions::default() };
-    TrainConfig::new(Net, batches(bad))
+    TrainConfig::new(Net, batches)
         .precision(Precision::F16)
         .loss_scale(LossScale::new().initial(256.0).growth_steps(6))
         .session(options)
@@ -148,6 +152,32 @@ fn an_overflow_in_one_tower_skips_the_step_of_all() {
         assert_eq!(value(&found, LOSS_SCALE), 64.0, "{device}");
         let (_, all_good) = train(config(&[], device).max_epoch(1), trainer());
         assert_eq!(value(&all_good, SKIPPED_STEPS), 0.0);
+    }
+}
+
+/// Towers with batches of different sizes are separate programs on XLA, which a joint one updates.
+#[test]
+fn an_overflow_is_skipped_in_towers_of_different_sizes() {
+    for device in engines() {
+        let towers = match device {
+            Device::Xla { platform, .. } => [0, 1].map(|index| Device::Xla { platform, index }),
+            _ => [0, 1].map(Device::Cpu),
+        };
+        for bad in [6, 7] {
+            let batches = FromFn::new(20, move |index| {
+                let rows = 2 + index as usize % 2;
+                let mut values: Vec<f32> = (0..rows * 3).map(|i| (i as f32 * 0.37).sin()).collect();
+                if index == bad {
+                    values[0] = OVERFLOWS;
+                }
+                Ok(vec![HostTensor::new([rows, 3], values)?])
+            });
+            let config = config_of(batches, device).max_epoch(1);
+            let (_, found) = train(config, SyncMultiGpuTrainerReplicated::on(towers));
+            assert_eq!(value(&found, SKIPPED_STEPS), 1.0, "{device}, batch {bad}");
+            // After the fourth of ten steps six good ones follow, and the scale is doubled again.
+            assert_eq!(value(&found, LOSS_SCALE), 256.0, "{device}, batch {bad}");
+        }
     }
 }
 
