@@ -63,8 +63,11 @@ pub struct SessionOptions {
 }
 
 impl SessionOptions {
-    /// Returns the options of a session whose graph was built in this precision.
-    pub(crate) fn in_precision(self, precision: Precision) -> SessionOptions {
+    /// Returns the options for a session whose graph was built in this precision: in
+    /// [`Precision::F32`] XLA devices multiply with all digits. Trainers and predictors do this
+    /// themselves.
+    #[must_use]
+    pub fn in_precision(self, precision: Precision) -> SessionOptions {
         // The CPU engine has no TF32; there the option is about Winograd convolutions.
         let all_digits = precision == Precision::F32 && matches!(self.device, Device::Xla { .. });
         SessionOptions { full_precision: self.full_precision || all_digits, ..self }

@@ -76,7 +76,7 @@ fn gradients_sent_as_bf16_give_nearly_the_same_variables() {
 fn f16_skips_the_same_steps_in_any_division() {
     let _turn = one_at_a_time();
     let task = |towers, sharded| {
-        let (dir, task) = task(Net::Wide, towers);
+        let (dir, task) = task(Net::Dense, towers);
         (dir, Task { epochs: 1, steps_per_epoch: 12, f16: true, sharded, ..task })
     };
     let (_dir, alone) = task(4, false);

@@ -534,11 +534,14 @@ impl<'a> ModuleWriter<'a> {
         StepResults { ok, indices_ok, next, fetches, tensors, reported, scalars }
     }
 
-    /// Returns whether a step that fails its check is skipped, and the run goes on: if `failed`, and
-    /// the rules of variables allow it. `None` if no updated variable has a rule.
-    pub(super) fn skips(&mut self, failed: &Value) -> Option<Value> {
-        let rules: Vec<(usize, OnOverflow)> = overflow_rules::rules([self.program]);
-        let mut skips = (!rules.is_empty()).then(|| failed.clone())?;
+    /// Returns whether a step is skipped, and the run goes on: if its check fails (`ok` is false), all of
+    /// `others` are true, and the rules of variables allow it. `None` if no updated variable has a rule.
+    pub(super) fn skips(&mut self, ok: &Value, others: &[&Value]) -> Option<Value> {
+        let rules = overflow_rules::rules([self.program]);
+        let mut skips = (!rules.is_empty()).then(|| self.w.like("not", &[ok]))?;
+        for other in others {
+            skips = self.w.like("and", &[&skips, other]);
+        }
         for (variable, rule) in rules.into_iter().filter(|(_, rule)| rule.least.is_finite()) {
             let next = self.after_overflow(variable, rule);
             let least = self.w.splat(rule.least, next.element, &next.sizes);
@@ -598,12 +601,8 @@ impl<'a> ModuleWriter<'a> {
         for flag in &self.towers_ok {
             ok = self.w.like("and", &[&ok, flag]);
         }
-        let skips = self.prior_steps_ok.clone().and_then(|prior| {
-            let not_ok = self.w.like("not", &[&ok]);
-            let failed = self.w.like("and", &[&not_ok, &indices_ok]);
-            let failed = self.w.like("and", &[&failed, &prior]);
-            self.skips(&failed)
-        });
+        let prior = self.prior_steps_ok.clone();
+        let skips = prior.and_then(|prior| self.skips(&ok, &[&indices_ok, &prior]));
         if let Some(prior) = &self.prior_steps_ok {
             ok = self.w.like("and", &[&ok, prior]);
         }
