@@ -138,6 +138,37 @@ fn errors_of_casts_name_the_line_of_the_call() {
 }
 
 #[test]
+fn only_xla_in_f32_needs_all_digits() {
+    let full = |device: &str, precision: Precision| {
+        let options = SessionOptions { device: device.parse().unwrap(), ..SessionOptions::default() };
+        options.in_precision(precision).full_precision
+    };
+    for precision in Precision::ALL {
+        assert_eq!(full("xla:cuda:0", precision), precision == Precision::F32, "{precision}");
+        // There it would turn off Winograd convolutions.
+        assert!(!full("cpu:0", precision), "{precision}");
+    }
+    let given = SessionOptions { full_precision: true, ..SessionOptions::default() };
+    assert!(given.in_precision(Precision::Tf32).full_precision);
+}
+
+#[test]
+fn predictors_compute_in_their_own_precision() {
+    let dtype = |precision: Option<Precision>| {
+        let inputs = vec![TensorSpec::f32("x", [None, Some(6)])];
+        let model = tensorpack::tower::TowerFunc::new(inputs, |t, x| {
+            vec![Linear::new(2).apply(t, "fc", &x[0]).named("y")]
+        });
+        let config = PredictConfig::from_tower(model.unwrap(), ["y"]);
+        let config = precision.into_iter().fold(config, PredictConfig::precision);
+        let x = HostTensor::zeros(DType::F32, [1, 6]).unwrap();
+        OfflinePredictor::new(config).unwrap().predict(&[&x]).unwrap()[0].dtype()
+    };
+    assert_eq!(dtype(None), DType::F32);
+    assert_eq!(dtype(Some(Precision::Bf16)), DType::Bf16);
+}
+
+#[test]
 fn names_are_parsed() {
     for precision in Precision::ALL {
         assert_eq!(precision.to_string().parse::<Precision>().unwrap(), precision);
