@@ -78,4 +78,6 @@ mod documentation {
     struct Models;
     #[doc = include_str!("../docs/numerics.md")]
     struct Numerics;
+    #[doc = include_str!("../docs/precision.md")]
+    struct Precision;
 }

@@ -5,7 +5,7 @@ pub use crate::callback::{
     Callback, ClassificationError, EarlyStopping, InferenceRunner, MaxSaver, MinSaver, ModelSaver,
     PeriodicTrigger, ScalarStats, ScheduledHyperParamSetter,
 };
-pub use crate::graph::{Graph, Init, Op, Tensor, TensorSpec, Variable, VariableSpec};
+pub use crate::graph::{Graph, Init, LossScale, Op, Precision, Tensor, TensorSpec, Variable, VariableSpec};
 pub use crate::nn::{
     Activation, BatchNorm, Conv1d, Conv2d, Conv2dTranspose, DepthwiseConv2d, Dropout, Embedding, GroupNorm,
     Gru, GruCell, InstanceNorm, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout, MultiHeadAttention,

@@ -45,7 +45,7 @@ fn every_dtype_is_read_in_both_formats() {
     let cases: [Case<'_>; 10] = [
         ("FloatStorage", 4, [&1.5f32.to_le_bytes(), &(-2f32).to_le_bytes()], DType::F32, [1.5, -2.0]),
         ("DoubleStorage", 8, [&1.5f64.to_le_bytes(), &(-2f64).to_le_bytes()], DType::F64, [1.5, -2.0]),
-        ("HalfStorage", 2, [&[0, 0x3c], &[0, 0xc0]], DType::F32, [1.0, -2.0]),
+        ("HalfStorage", 2, [&[0, 0x3c], &[0, 0xc0]], DType::F16, [1.0, -2.0]),
         ("BFloat16Storage", 2, [&[0x80, 0x3f], &[0, 0xc0]], DType::Bf16, [1.0, -2.0]),
         ("LongStorage", 8, [&5i64.to_le_bytes(), &(-6i64).to_le_bytes()], DType::I64, [5.0, -6.0]),
         ("IntStorage", 4, [&5i32.to_le_bytes(), &(-6i32).to_le_bytes()], DType::I32, [5.0, -6.0]),

@@ -91,7 +91,7 @@ fn bernoulli() {
 
 #[test]
 fn dropout_of_every_float_type_keeps_the_mean() {
-    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+    for dtype in [DType::F32, DType::F64, DType::Bf16, DType::F16] {
         let graph = Graph::new();
         let ones = Random::bernoulli(1.0).dtype(dtype).shape(&graph, &[1000, 100]);
         let kept = ones.dropout(0.25).cast(DType::F64);

@@ -217,6 +217,7 @@ fn a_prefix_is_not_part_of_saved_names() {
 fn floats_convert_to_floats_and_integers_only_to_wider_ones() {
     for (weights, count, fits) in [
         (DType::Bf16, DType::I32, true),
+        (DType::F16, DType::I32, true),
         (DType::F64, DType::U8, true),
         (DType::I32, DType::I64, false),
         (DType::F32, DType::Bool, false),

@@ -15,6 +15,7 @@ mod module_order;
 mod monitors;
 mod numerics;
 mod optimizers;
+mod precision;
 mod pytorch_files;
 mod random;
 mod session_init;

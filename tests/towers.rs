@@ -115,19 +115,27 @@ fn towers_may_have_different_batches() {
     assert_ne!(costs[0], costs[1]);
 }
 
-/// Sums of bf16 tensors are computed in f32 and rounded once, and so are means.
+/// Sums of bf16 and f16 tensors are computed in f32 and rounded once, and so are means.
 #[test]
-fn sums_of_bf16_over_towers_are_rounded_once() {
-    // 257.5 rounds to 258. Rounded after every addition, the sum would stay 256.
+fn sums_of_narrow_floats_over_towers_are_rounded_once() {
+    // In bf16, 257.5 rounds to 258. Rounded after every addition, the sum would stay 256.
     let summed = [256.0f32, 0.5, 1.0];
     // 258.90625 / 3 rounds to 86.5. With a sum rounded to 258 the mean would be 86.
     let averaged = [258.0f32, 0.5, 0.40625];
+    rounded_once(DType::Bf16, summed, averaged, [258.0, 86.5]);
+    // In f16, 65504 + 15 rounds to 65504, and the next sum, 65535, is infinite, but its third is not.
+    let averaged = [65504.0f32, 15.0, 16.0];
+    // 2049.5 rounds to 2050. Rounded after every addition, the sum would stay 2048.
+    rounded_once(DType::F16, [2048.0f32, 0.5, 1.0], averaged, [2050.0, 21840.0]);
+}
+
+fn rounded_once(dtype: DType, summed: [f32; 3], averaged: [f32; 3], expected: [f64; 2]) {
     for device in ["cpu", "reference"] {
         let graph = Graph::new();
         let results: Vec<[Tensor; 2]> = (0..3)
             .map(|i| {
                 let t = TowerContext::new(&graph, Mode::Training, i, 3);
-                let part = |of: &[f32; 3]| graph.constant(HostTensor::scalar(of[i])).cast(DType::Bf16);
+                let part = |of: &[f32; 3]| graph.constant(HostTensor::scalar(of[i])).cast(dtype);
                 t.build(|t| {
                     [t.all_reduce_sum("sum", &part(&summed)), t.all_reduce_mean("mean", &part(&averaged))]
                 })
@@ -136,9 +144,9 @@ fn sums_of_bf16_over_towers_are_rounded_once() {
         let options = SessionOptions { device: device.parse().unwrap(), ..SessionOptions::default() };
         let session = Session::with(graph.freeze().unwrap(), options).unwrap();
         for [sum, mean] in &results {
-            assert_eq!((sum.dtype(), mean.dtype()), (DType::Bf16, DType::Bf16));
+            assert_eq!((sum.dtype(), mean.dtype()), (dtype, dtype));
             let got = session.run(&[sum, mean], &[]).unwrap();
-            assert_eq!((got[0].to_f64_vec(), got[1].to_f64_vec()), (vec![258.0], vec![86.5]), "{device}");
+            assert_eq!([0, 1].map(|i| got[i].to_scalar().unwrap()), expected, "{dtype} on {device}");
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use crate::models::Model;
 use crate::{classifiers, resnet50};
-use tensorpack::DType;
 use tensorpack::graph::{Tensor, TensorSpec};
 use tensorpack::optim::{Adam, Momentum, Optimizer, ParamGroups};
 use tensorpack::tower::TowerContext;
@@ -45,9 +44,9 @@ impl Classifier {
         vec![TensorSpec::f32("image", sizes), TensorSpec::i32("label", [None])]
     }
 
-    /// The cost of a batch, computed in this dtype.
-    pub(crate) fn cost(&self, t: &TowerContext, inputs: &[Tensor], dtype: DType) -> Tensor {
-        let logits = (self.net)(t, &inputs[0].cast(dtype));
+    /// The cost of a batch.
+    pub(crate) fn cost(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let logits = (self.net)(t, &inputs[0]);
         logits.sparse_softmax_cross_entropy(&inputs[1]).mean().named("cost")
     }
 

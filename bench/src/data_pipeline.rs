@@ -22,7 +22,6 @@ const BATCHES: usize = 4;
 /// A reference model on f32 images, or on u8 images that are converted on the device.
 struct Images {
     classifier: Classifier,
-    dtype: DType,
     stored: DType,
 }
 
@@ -38,7 +37,7 @@ impl ModelDesc for Images {
             DType::U8 => inputs[0].cast(DType::F32) / 127.5 - 1.0,
             _ => inputs[0].clone(),
         };
-        let cost = self.classifier.cost(t, &[image, inputs[1].clone()], self.dtype);
+        let cost = self.classifier.cost(t, &[image, inputs[1].clone()]);
         t.moving_summary(&[&cost]);
         cost
     }
@@ -84,7 +83,7 @@ fn train(
     input: impl InputSource + 'static,
 ) -> Result<(f64, Session)> {
     let (seconds, result) = channel();
-    let model = Images { classifier: classifier.clone(), dtype: args.dtype, stored };
+    let model = Images { classifier: classifier.clone(), stored };
     let config = TrainConfig::with_input(model, input)
         .callback(Clock { at: Vec::new(), warm_up: warm_up(args), group: args.steps_per_launch, seconds })
         .session(SessionOptions {
@@ -93,6 +92,7 @@ fn train(
             profile: args.profile,
             ..SessionOptions::default()
         })
+        .precision(args.dtype)
         .steps_per_launch(args.steps_per_launch)
         .steps_per_epoch((args.steps + warm_up(args) + 2) as u64)
         .max_epoch(1)

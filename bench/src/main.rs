@@ -46,7 +46,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use models::Model;
 use std::process::ExitCode;
 use std::time::Instant;
-use tensorpack::DType;
+use tensorpack::graph::Precision;
 use tensorpack::runtime::Device;
 use tensorpack::runtime::cpu::Isa;
 
@@ -102,6 +102,10 @@ enum Command {
     Network(network::CommandArgs),
 }
 
+/// The values of `--dtype`.
+const DTYPES: [(&str, Precision); 3] =
+    [("f32", Precision::Tf32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
+
 /// The options of `bench -- step`.
 #[derive(Debug, Args)]
 struct StepArgs {
@@ -117,9 +121,9 @@ struct StepArgs {
     /// The batch size of each tower; the default depends on the model.
     #[arg(long, value_name = "B")]
     batch: Option<usize>,
-    /// The dtype of activations and matrix products.
-    #[arg(long, default_value = "f32", value_parser = one_of(&[("f32", DType::F32), ("bf16", DType::Bf16)]))]
-    dtype: DType,
+    /// The precision of activations and matrix products; f32 is TF32 on NVIDIA GPUs.
+    #[arg(long, default_value = "f32", value_parser = one_of(&DTYPES))]
+    dtype: Precision,
     /// Threads of each device.
     #[arg(long = "threads-per-device", value_name = "N")]
     threads: Option<usize>,
@@ -195,14 +199,17 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let plain = args("bench step");
-        assert_eq!((plain.model, plain.batch, plain.dtype, plain.steps), (Model::Mlp, None, DType::F32, 50));
+        assert_eq!(
+            (plain.model, plain.batch, plain.dtype, plain.steps),
+            (Model::Mlp, None, Precision::Tf32, 50)
+        );
         assert_eq!((&plain.devices[..], plain.threads, plain.isa), (&[Device::Cpu(0)][..], None, None));
         assert_eq!(plain.steps_per_launch, 1);
         let given = args(
             "bench step --model resnet50 --devices cpu:0,cpu:1 --batch 8 --dtype bf16 --threads-per-device 2 \
              --steps 3 --isa avx2 --json --profile --plan --input dataflow",
         );
-        assert_eq!((given.model, given.batch, given.dtype), (Model::Resnet50, Some(8), DType::Bf16));
+        assert_eq!((given.model, given.batch, given.dtype), (Model::Resnet50, Some(8), Precision::Bf16));
         assert_eq!(
             (given.devices.len(), given.threads, given.steps, given.isa),
             (2, Some(2), 3, Some(Isa::Avx2))

@@ -6,7 +6,7 @@ use tensorpack::graph::{Graph, Op, Tensor, UPDATE_OPS};
 use tensorpack::optim::minimize;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerContext;
-use tensorpack::{DType, Error, HostTensor, Result};
+use tensorpack::{Error, HostTensor, Result};
 
 /// A reference model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -56,22 +56,19 @@ impl Model {
         }
     }
 
-    /// Builds the model and its train ops for this batch size and dtype; returns the cost and the ops.
-    pub(crate) fn build(self, graph: &Graph, batch: usize, dtype: DType) -> Result<(Tensor, Op)> {
-        if matches!(self, Model::Ptb | Model::Dcgan) && dtype != DType::F32 {
-            return Err(Error::argument(format!("{} supports only --dtype f32", self.name())));
-        }
-        let t = &TowerContext::training(graph);
-        let (cost, train) = match (Classifier::from_model(self), self) {
-            (Some(classifier), _) => {
+    /// Builds the model and its train ops for this batch size, in the precision of the graph; returns
+    /// the cost and the ops.
+    pub(crate) fn build(self, graph: &Graph, batch: usize) -> Result<(Tensor, Op)> {
+        let (cost, train) = TowerContext::training(graph).build(|t| match Classifier::from_model(self) {
+            Some(classifier) => {
                 let inputs: Vec<Tensor> = classifier.inputs().iter().map(|s| graph.placeholder(s)).collect();
-                let cost = classifier.cost(t, &inputs, dtype);
+                let cost = classifier.cost(t, &inputs);
                 let train = minimize(&cost, &*classifier.optimizer())?;
-                (cost, train)
+                Ok((cost, train))
             }
-            (None, Model::Ptb) => ptb::build(t)?,
-            (None, _) => dcgan::build(t, batch)?,
-        };
+            None if self == Model::Ptb => ptb::build(t),
+            None => dcgan::build(t, batch),
+        })?;
         let updates = graph.collection_ops(UPDATE_OPS);
         Ok((cost, graph.group(&updates.iter().chain([&train]).collect::<Vec<_>>())))
     }

@@ -3,9 +3,10 @@
 use crate::models::Model;
 use crate::step::{Built, one_tower};
 use std::time::Instant;
+use tensorpack::graph::Precision;
 use tensorpack::runtime::cpu::{Isa, Team};
 use tensorpack::runtime::{IntoFetch, Roofline, Session, SessionOptions};
-use tensorpack::{DType, HostTensor, Result};
+use tensorpack::{HostTensor, Result};
 
 const MODELS: [Model; 5] = [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Ptb, Model::Dcgan];
 /// Each step is measured for at least this long, and at least this many times.
@@ -32,7 +33,7 @@ pub(crate) fn measure(threads: &[usize]) -> Result<()> {
 
 /// Measures the median time of a step.
 fn seconds(model: Model, threads: usize) -> Result<f64> {
-    let Built { graph, cost, step, inputs } = one_tower(model, model.batch(), DType::F32)?;
+    let Built { graph, cost, step, inputs } = one_tower(model, model.batch(), Precision::F32)?;
     let options = SessionOptions { threads: Some(threads), ..SessionOptions::default() };
     let session = Session::with(graph.freeze()?, options)?;
     let feeds: Vec<(&str, &HostTensor)> = inputs.iter().map(|(name, value)| (name.as_str(), value)).collect();

@@ -7,29 +7,31 @@ use std::ops::Range;
 use std::sync::Arc;
 use tensorpack::dataflow::FromList;
 use tensorpack::distributed::ProcessGroup;
-use tensorpack::graph::{Fetch, UPDATE_OPS};
+use tensorpack::graph::{Fetch, Precision, UPDATE_OPS};
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::runtime::Device;
-use tensorpack::train::{DistributedTrainerReplicated, Strategy, SyncMultiGpuTrainerReplicated};
-use tensorpack::{DType, Error, Result};
+use tensorpack::train::{
+    DistributedTrainerReplicated, SingleCostTrainer, Strategy, SyncMultiGpuTrainerReplicated,
+};
+use tensorpack::{Error, Result};
 
 /// Builds a tower on each device, each with a batch of this size, with the synchronous trainer.
-pub(crate) fn build(model: Model, batch: usize, dtype: DType, devices: &[Device]) -> Result<Built> {
+pub(crate) fn build(model: Model, batch: usize, precision: Precision, devices: &[Device]) -> Result<Built> {
     let trainer = SyncMultiGpuTrainerReplicated::on(devices.iter().copied());
-    build_with(trainer, model, batch, dtype, 0..devices.len(), devices.len())
+    build_with(trainer, model, batch, precision, 0..devices.len(), devices.len())
 }
 
 /// Like [`build`], in every process of a group, which is returned.
 pub(crate) fn build_distributed(
     model: Model,
     batch: usize,
-    dtype: DType,
+    precision: Precision,
     devices: &[Device],
 ) -> Result<(Built, Arc<ProcessGroup>)> {
     let trainer = DistributedTrainerReplicated::on(devices.iter().copied());
     let group = trainer.join()?.clone();
     let (first, total) = (group.rank() * devices.len(), group.size() * devices.len());
-    let built = build_with(trainer, model, batch, dtype, first..first + devices.len(), total)?;
+    let built = build_with(trainer, model, batch, precision, first..first + devices.len(), total)?;
     Ok((built, group))
 }
 
@@ -38,7 +40,7 @@ fn build_with(
     trainer: impl Strategy + 'static,
     model: Model,
     batch: usize,
-    dtype: DType,
+    precision: Precision,
     here: Range<usize>,
     total: usize,
 ) -> Result<Built> {
@@ -50,10 +52,10 @@ fn build_with(
     // Only the names of its inputs are used: the step is fed directly.
     let input = FeedInput::new(FromList::new(Vec::new())).boxed();
     let signature = classifier.inputs();
-    let trainer = trainer.setup_graph(
+    let trainer = SingleCostTrainer::from(trainer).precision(precision).setup_graph(
         signature,
         input,
-        move |t, x| classifier.cost(t, x, dtype),
+        move |t, x| classifier.cost(t, x),
         move |_| trained.optimizer(),
     )?;
     let graph = trainer.graph().clone();

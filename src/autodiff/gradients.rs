@@ -15,6 +15,11 @@ pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
     let graph = cost.graph();
     graph.check_not_frozen("gradients")?;
     graph.first_error()?;
+    graph.without_autocast(|| walk_backwards(cost, xs))
+}
+
+fn walk_backwards(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
+    let graph = cost.graph();
     let Some(root) = cost.id() else {
         return Err(Error::new(ErrorKind::Graph, "the cost could not be built"));
     };

@@ -6,8 +6,8 @@ use super::frozen::LateError;
 use super::gate::Gate;
 use super::tensor::dims_of;
 use super::{
-    Collection, Frozen, Node, NodeId, NodeKind, Op, OpDef, Role, Spec, Tensor, TensorId, TensorSpec,
-    VariableId, VariableInfo, name, nearest_names,
+    Collection, Frozen, LossScale, Node, NodeId, NodeKind, Op, OpDef, Precision, Role, Spec, Tensor,
+    TensorId, TensorSpec, VariableId, VariableInfo, name, nearest_names,
 };
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::{HashMap, HashSet};
@@ -47,6 +47,11 @@ pub(super) struct Building {
     /// Functions applied to updates before they reach their variables, outermost first.
     pub(super) gates: Vec<Gate>,
     pub(super) tower: usize,
+    /// The precision of towers.
+    pub(super) precision: Precision,
+    pub(super) loss_scale: LossScale,
+    /// The type to which contractions cast their inputs, inside towers.
+    pub(super) contractions: Option<DType>,
     /// The index of the first tower of this graph among those of all processes.
     pub(super) first_tower: usize,
     error: Option<Error>,
@@ -76,6 +81,9 @@ impl Graph {
             variable_scope: Vec::new(),
             gates: Vec::new(),
             tower: 0,
+            precision: Precision::default(),
+            loss_scale: LossScale::default(),
+            contractions: None,
             first_tower: 0,
             error: None,
             symbols: 0,
@@ -167,6 +175,9 @@ impl Graph {
         if inputs.iter().any(|t| t.is_poison()) {
             return poison();
         }
+        let cast = self.autocast_inputs(&*op, inputs, Location::caller());
+        let cast: Option<Vec<&Tensor>> = cast.as_ref().map(|cast| cast.iter().collect());
+        let inputs = cast.as_deref().unwrap_or(inputs);
         let specs: Vec<Spec> = inputs.iter().map(|t| t.spec.clone()).collect();
         let inferred = op.infer(&specs).and_then(|outputs| match outputs.len() == op.output_count() {
             true => Ok(outputs),

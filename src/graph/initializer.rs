@@ -68,10 +68,13 @@ impl Init {
     /// Returns whether all initial values of a variable of this type are finite. A variable with
     /// infinite initial values, such as the lowest cost so far, may be infinite later as well.
     pub(crate) fn is_finite(&self, dtype: DType) -> bool {
-        let finite = |x: f64| if dtype == DType::F64 { x.is_finite() } else { (x as f32).is_finite() };
         match self {
-            Init::Constant(x) => finite(*x),
-            Init::Value(values) if dtype.is_float() => values.to_f64_vec().into_iter().all(finite),
+            // In the type of the variable: the largest f16 is 65504.
+            Init::Constant(x) => {
+                let stored = HostTensor::from_f64(dtype, [], &[*x]).and_then(|value| value.to_scalar());
+                stored.is_ok_and(f64::is_finite)
+            }
+            Init::Value(values) if dtype.is_float() => values.to_f64_vec().into_iter().all(f64::is_finite),
             _ => true,
         }
     }
@@ -189,6 +192,18 @@ fn orthogonal(rng: &CounterRng, rows: usize, cols: usize) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_finite_in_the_dtype_of_the_variable() {
+        let finite = |x: f64| {
+            let floats = DType::ALL.into_iter().filter(|dtype| dtype.is_float());
+            floats.filter(|&dtype| Init::Constant(x).is_finite(dtype)).collect::<Vec<_>>()
+        };
+        assert_eq!(finite(65504.0), [DType::F32, DType::F64, DType::Bf16, DType::F16]);
+        assert_eq!(finite(65520.0), [DType::F32, DType::F64, DType::Bf16]);
+        assert_eq!(finite(f64::from(f32::MAX)), [DType::F32, DType::F64]);
+        assert_eq!(finite(1e39), [DType::F64]);
+    }
 
     #[test]
     fn orthogonal_has_orthogonal_rows_or_columns() {

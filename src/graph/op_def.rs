@@ -1,6 +1,6 @@
 //! The trait that every operation implements.
 
-use super::Tensor;
+use super::{Autocast, Tensor};
 use crate::kir::{LowerCx, View};
 use crate::reference::{Array, EvaluateCx};
 use std::any::Any;
@@ -86,6 +86,12 @@ pub trait OpDef: OpIdentity + Debug + Send + Sync {
     /// or kept.
     fn shape_only(&self, _i: usize) -> bool {
         false
+    }
+
+    /// Returns in which type the operation takes float input `i` where a graph computes in mixed
+    /// precision. Defaults to [`Autocast::Widest`].
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Widest
     }
 
     /// Builds the gradients with respect to the inputs from ordinary tensors, so that they can be

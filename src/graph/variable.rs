@@ -5,6 +5,7 @@ use super::{
     GLOBAL_VARIABLES, Graph, Init, LOCAL_VARIABLES, MODEL_VARIABLES, NamePattern, NodeKind, Op,
     TRAINABLE_VARIABLES, Tensor, VariableId, name,
 };
+use crate::kir::OnOverflow;
 use std::ops::Deref;
 use std::panic::Location;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result, Site, element_count};
@@ -37,6 +38,8 @@ pub struct VariableInfo {
     pub is_slot: bool,
     /// How the processes or devices of a run divide its updates.
     pub sharding: Sharding,
+    /// What a run that would update it does to it instead if the check of the run fails.
+    pub on_overflow: Option<OnOverflow>,
     /// The user's line that created it.
     pub site: Site,
 }
@@ -72,6 +75,7 @@ pub struct VariableSpec {
     pub(crate) tower: Option<usize>,
     /// Whether it is optimizer state of another variable.
     pub(crate) is_slot: bool,
+    pub(crate) on_overflow: Option<OnOverflow>,
 }
 
 impl VariableSpec {
@@ -87,6 +91,7 @@ impl VariableSpec {
             slab: "trainable".into(),
             tower: None,
             is_slot: false,
+            on_overflow: None,
         }
     }
 
@@ -138,6 +143,13 @@ impl VariableSpec {
     #[must_use]
     pub fn also_in(mut self, collection: &'static str) -> VariableSpec {
         self.collections.push(collection);
+        self
+    }
+
+    /// Sets what a run that fails its check does to it. Only scalars have such a rule.
+    #[must_use]
+    pub(crate) fn on_overflow(mut self, rule: OnOverflow) -> VariableSpec {
+        self.on_overflow = Some(rule);
         self
     }
 
@@ -330,6 +342,7 @@ impl Graph {
             tower: spec.tower,
             is_slot: spec.is_slot,
             sharding: Sharding::None,
+            on_overflow: spec.on_overflow,
             site,
         });
         b.variable_names.insert(full.clone(), id);

@@ -186,19 +186,20 @@ impl Mismatches {
     }
 }
 
-/// Casts a tensor to `dtype`: floats to any float, with a warning; integers only to wider integers.
+/// Casts a tensor to `dtype`: floats to any float, with a warning if that rounds; integers
+/// only to wider integers.
 /// Returns `None` for other casts.
 fn cast(name: &str, value: &HostTensor, dtype: DType) -> Result<Option<HostTensor>> {
     let from = value.dtype();
     if from == dtype {
         return Ok(Some(value.clone()));
     }
-    let widens = from.is_int() && dtype.is_int() && from.size() < dtype.size();
-    let rounds = from.is_float() && dtype.is_float();
-    if !widens && !rounds {
+    let floats = from.is_float() && dtype.is_float();
+    let widens = (floats || from.is_int() && dtype.is_int()) && from.size() < dtype.size();
+    if !widens && !floats {
         return Ok(None);
     }
-    if rounds {
+    if !widens {
         log::warn!("casting {name} from {from} to {dtype}");
     }
     // Widened integers have at most 32 bits, so f64 represents them exactly.

@@ -59,7 +59,7 @@ const SINGLE: &str = "tensor";
 /// tensors. If there are several, the error lists them; choose one with [`read_key`]. Names in
 /// nested dictionaries are joined by dots.
 ///
-/// F16 becomes f32, and integers of 8 and 16 bits become i32.
+/// Integers of 8 and 16 bits become i32.
 pub fn read(path: impl AsRef<Path>) -> Result<Named> {
     load(path.as_ref(), File::find_state_dict)
 }
@@ -91,7 +91,6 @@ fn load(path: &Path, choose: impl FnOnce(&File) -> Result<Vec<Rc<str>>>) -> Resu
 /// The type of elements in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Elements {
-    F16,
     I8,
     I16,
     /// The types that tensors have too.
@@ -104,7 +103,7 @@ impl Elements {
             "FloatStorage" => Elements::As(DType::F32),
             "DoubleStorage" => Elements::As(DType::F64),
             "BFloat16Storage" => Elements::As(DType::Bf16),
-            "HalfStorage" => Elements::F16,
+            "HalfStorage" => Elements::As(DType::F16),
             "LongStorage" => Elements::As(DType::I64),
             "IntStorage" => Elements::As(DType::I32),
             "ShortStorage" => Elements::I16,
@@ -120,7 +119,7 @@ impl Elements {
             "float32" => Elements::As(DType::F32),
             "float64" => Elements::As(DType::F64),
             "bfloat16" => Elements::As(DType::Bf16),
-            "float16" => Elements::F16,
+            "float16" => Elements::As(DType::F16),
             "int64" => Elements::As(DType::I64),
             "int32" => Elements::As(DType::I32),
             "int16" => Elements::I16,
@@ -133,7 +132,7 @@ impl Elements {
 
     fn size(self) -> usize {
         match self {
-            Elements::F16 | Elements::I16 => 2,
+            Elements::I16 => 2,
             Elements::I8 => 1,
             Elements::As(dtype) => dtype.size(),
         }
@@ -142,7 +141,6 @@ impl Elements {
     /// The dtype after loading.
     fn dtype(self) -> DType {
         match self {
-            Elements::F16 => DType::F32,
             Elements::I8 | Elements::I16 => DType::I32,
             Elements::As(dtype) => dtype,
         }
@@ -739,6 +737,7 @@ fn bytes_mut(tensor: &mut HostTensor) -> Option<&mut [u8]> {
         DType::F32 => cast::<f32>(tensor),
         DType::F64 => cast::<f64>(tensor),
         DType::Bf16 => cast::<bf16>(tensor),
+        DType::F16 => cast::<f16>(tensor),
         DType::I32 => cast::<i32>(tensor),
         DType::I64 => cast::<i64>(tensor),
         DType::U8 => cast::<u8>(tensor),
@@ -779,12 +778,12 @@ fn gather(view: &View, storage: &[u8], big_endian: bool) -> Result<HostTensor> {
         HostTensor::new(view.sizes.clone(), values)
     }
     match view.elements {
-        Elements::F16 => all(view, storage, big_endian, |b| f16::from_le_bytes(b).to_f32()),
         Elements::I8 => all(view, storage, big_endian, |b| i32::from(i8::from_le_bytes(b))),
         Elements::I16 => all(view, storage, big_endian, |b| i32::from(i16::from_le_bytes(b))),
         Elements::As(DType::F32) => all(view, storage, big_endian, f32::from_le_bytes),
         Elements::As(DType::F64) => all(view, storage, big_endian, f64::from_le_bytes),
         Elements::As(DType::Bf16) => all(view, storage, big_endian, bf16::from_le_bytes),
+        Elements::As(DType::F16) => all(view, storage, big_endian, f16::from_le_bytes),
         Elements::As(DType::I32) => all(view, storage, big_endian, i32::from_le_bytes),
         Elements::As(DType::I64) => all(view, storage, big_endian, i64::from_le_bytes),
         Elements::As(DType::U8) => all(view, storage, big_endian, u8::from_le_bytes),

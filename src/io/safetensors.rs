@@ -24,7 +24,7 @@ const MAX_HEADER: u64 = 100 << 20;
 /// The header entry for metadata.
 const METADATA: &str = "__metadata__";
 
-/// Reads all tensors of a file, in file order. F16, which has no [`DType`], is read as f32.
+/// Reads all tensors of a file, in file order.
 pub fn read(path: impl AsRef<Path>) -> Result<Named> {
     Ok(read_with_metadata(path)?.0)
 }
@@ -116,17 +116,13 @@ pub(super) fn parse(from: &mut impl Read, length: u64) -> Result<(Named, Metadat
 
 fn read_tensor(info: &TensorInfo, from: &mut impl Read) -> Result<HostTensor> {
     let dtype = DType::ALL.into_iter().find(|&d| stored(d) == info.dtype);
-    if dtype.is_none() && info.dtype != Dtype::F16 {
+    let Some(dtype) = dtype else {
         let why = format!("its elements are {}, which has no corresponding dtype", info.dtype);
         return Err(Error::dtype(why).note("save it as F32, F64, BF16, F16, I32, I64, U8 or BOOL"));
-    }
+    };
     let (begin, end) = info.data_offsets;
     let mut bytes = vec![0; end - begin];
     from.read_exact(&mut bytes)?;
-    let Some(dtype) = dtype else {
-        let values = bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect();
-        return HostTensor::new::<f32>(info.shape.clone(), values);
-    };
     if cfg!(target_endian = "big") {
         bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
     }
@@ -141,6 +137,7 @@ fn stored(dtype: DType) -> Dtype {
         DType::F32 => Dtype::F32,
         DType::F64 => Dtype::F64,
         DType::Bf16 => Dtype::BF16,
+        DType::F16 => Dtype::F16,
         DType::I32 => Dtype::I32,
         DType::I64 => Dtype::I64,
         DType::U8 => Dtype::U8,
@@ -225,7 +222,7 @@ mod tests {
         let header =
             r#"{"__metadata__":{"format":"pt"},"h":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}}"#;
         let back = read_bytes(&with_header(header, &[0, 0x3c, 0, 0xc0])).unwrap();
-        assert_eq!(back, [("h".to_string(), HostTensor::new([2], vec![1.0f32, -2.0]).unwrap())]);
+        assert_eq!(back, [("h".to_string(), HostTensor::from_f64(DType::F16, [2], &[1.0, -2.0]).unwrap())]);
     }
 
     #[test]

@@ -171,7 +171,7 @@ pub enum Kernel {
         /// The kinds of reduction.
         kinds: Vec<ReduceKind>,
     },
-    /// A sum of products of two tensors. Each is dense, or bf16 with any strides.
+    /// A sum of products of two tensors. Each is dense, or a float of 16 bits with any strides.
     Contract {
         /// The kind and sizes.
         kind: ContractKind,
@@ -182,7 +182,7 @@ pub enum Kernel {
         /// A map applied to the result.
         epilogue: Option<Epilogue>,
     },
-    /// Pooling over windows of NHWC tensors. Each is dense, or bf16 with any strides.
+    /// Pooling over windows of NHWC tensors. Each is dense, or a float of 16 bits with any strides.
     Pool {
         /// The kind.
         kind: PoolKind,
@@ -218,12 +218,12 @@ pub enum Kernel {
         kind: GatherKind,
         /// The sizes.
         gather: GatherScatter,
-        /// The tables of a gather, dense; or the rows that are added, dense or bf16.
+        /// The tables of a gather, dense; or the rows that are added, dense or of 16 bits.
         rows: View,
         /// The indices, dense i64.
         indices: View,
     },
-    /// Cumulative sums of a tensor that is dense or bf16.
+    /// Cumulative sums of a tensor that is dense or a float of 16 bits.
     #[doc(alias = "Cumulate")]
     Cumsum {
         /// The sizes and the direction.

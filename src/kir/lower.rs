@@ -155,8 +155,8 @@ impl LowerCx<'_> {
         self.emit(kernel, &vec![(dtype, kept); count])
     }
 
-    /// Emits a contraction; operands that are not dense are copied first. In bf16 only the operands
-    /// and the result are rounded: every engine computes products and sums in f32.
+    /// Emits a contraction; operands that are not dense are copied first. In bf16 and f16 only
+    /// the operands and the result are rounded: every engine computes products and sums in f32.
     pub fn contract(&mut self, kind: ContractKind, lhs: &View, rhs: &View) -> View {
         let sizes = self.output_sizes(0);
         self.contract_to(kind, lhs, rhs, &sizes)
@@ -186,20 +186,18 @@ impl LowerCx<'_> {
         self.one(Kernel::Contract { kind, lhs, rhs, epilogue: None }, dtype, sizes)
     }
 
-    /// Emits a pooling; operands that are not dense are copied first. bf16 is computed in f32.
+    /// Emits a pooling; operands that are not dense are copied first. Floats of 16 bits are
+    /// computed in f32.
     pub fn pool(&mut self, kind: PoolKind, pool: Pool, inputs: &[View]) -> Vec<View> {
         let inputs = inputs.iter().map(|v| self.operand(v)).collect();
         let outputs = self.outputs.to_vec();
         self.emit(Kernel::Pool { kind, pool, inputs }, &outputs)
     }
 
-    /// Returns the operand of a kernel that computes in f32: a dense view, or bf16 with any
-    /// strides, which the engine converts.
+    /// Returns the operand of a kernel that computes in f32: a dense view, or a float of 16
+    /// bits with any strides, which the engine converts.
     fn operand(&mut self, view: &View) -> View {
-        match view.dtype {
-            DType::Bf16 => view.clone(),
-            _ => self.dense(view),
-        }
+        if view.dtype.is_narrow_float() { view.clone() } else { self.dense(view) }
     }
 
     /// Returns the view itself if it is dense, otherwise a dense copy.
@@ -234,7 +232,8 @@ impl LowerCx<'_> {
         self.one(Kernel::Concat { parts: parts.to_vec(), axis }, dtype, sizes)
     }
 
-    /// Emits a gather or scatter of table rows for output 0. Rows of bf16 are added in f32.
+    /// Emits a gather or scatter of table rows for output 0. Rows of bf16 and f16 are added in
+    /// f32.
     #[doc(alias = "lookup")]
     pub fn gather(&mut self, kind: GatherKind, gather: GatherScatter, rows: &View, indices: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
@@ -268,7 +267,7 @@ impl LowerCx<'_> {
         self.program.scalar_constant(view)
     }
 
-    /// Emits cumulative sums for output 0, computed in f32 if they are bf16.
+    /// Emits cumulative sums for output 0, computed in f32 if they are bf16 or f16.
     #[doc(alias = "cumulate")]
     pub fn cumsum(&mut self, cumsum: Cumsum, input: &View) -> View {
         let (dtype, sizes) = self.outputs[0].clone();
@@ -311,8 +310,8 @@ impl LowerCx<'_> {
         self.one(Kernel::AllReduce { key: key.to_string(), input, deferred, wire }, dtype, sizes)
     }
 
-    /// Emits attention or its gradient for all outputs. bf16 is computed in f32. The bias may have
-    /// any strides; other inputs that are not dense are copied first.
+    /// Emits attention or its gradient for all outputs. bf16 and f16 are computed in f32. The bias
+    /// may have any strides; other inputs that are not dense are copied first.
     pub fn attention(&mut self, kind: AttentionKind, attention: Attention, inputs: &[View]) -> Vec<View> {
         let is_bias = |i: usize| attention.bias && i == 3 + usize::from(attention.mask);
         let inputs = inputs.iter().enumerate();

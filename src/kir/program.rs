@@ -72,6 +72,18 @@ pub struct KernelNode {
     pub origin: Origin,
 }
 
+/// What a run that fails its check does to a variable: `factor * value + summand` replaces `value`.
+/// All other variables keep their values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OnOverflow {
+    /// The factor.
+    pub factor: f64,
+    /// The summand.
+    pub summand: f64,
+    /// If the result is less than this, no variable changes, and the run is an error.
+    pub least: f64,
+}
+
 /// A variable's next value.
 #[derive(Clone, Debug)]
 pub struct Update {
@@ -81,6 +93,8 @@ pub struct Update {
     pub value: View,
     /// Whether the next value must be finite: it must, unless the variable's initial value is not.
     pub finite: bool,
+    /// What a run that fails its check does to the variable, if anything.
+    pub on_overflow: Option<OnOverflow>,
     /// The assignment.
     pub origin: Origin,
 }

@@ -175,10 +175,10 @@ fn require_dtype(what: &str, found: DType, wanted: &[DType]) -> Result<()> {
     })
 }
 
-/// Types of contractions and pooling; engines compute bf16 in f32.
-const FLOATS: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
+/// Types of contractions and pooling; engines compute bf16 and f16 in f32.
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::Bf16, DType::F16];
 /// Types of cumulative sums and of the updates of a scatter-add.
-const SUMMABLE: [DType; 5] = [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64];
+const SUMMABLE: [DType; 6] = [DType::F32, DType::F64, DType::Bf16, DType::F16, DType::I32, DType::I64];
 
 impl Checks<'_> {
     fn node(&mut self, node: &KernelNode) -> Result<()> {
@@ -347,12 +347,13 @@ fn dense(what: &str, view: &View, len: usize) -> Result<()> {
     require_len(what, view.len(), len)
 }
 
-/// Checks an operand that must be dense unless it is bf16, which is converted first.
+/// Checks an operand that must be dense unless it is a float of 16 bits, which is converted
+/// first.
 fn operand(what: &str, view: &View, len: usize) -> Result<()> {
-    match view.dtype {
-        DType::Bf16 => require_len(what, view.len(), len),
-        _ => dense(what, view, len),
+    if view.dtype.is_narrow_float() {
+        return require_len(what, view.len(), len);
     }
+    dense(what, view, len)
 }
 
 fn map_body(body: &MapBody, results: usize) -> Result<()> {
@@ -434,7 +435,7 @@ fn attention_kernel(
     let (out, log_sums) = (attention.out_len(), attention.log_sums_len());
     let scores = elements(&attention.score_sizes());
     let seeds = 2 * attention.batch * attention.heads;
-    // Names and lengths of the inputs whose type is that of the computation, or bf16.
+    // Names and lengths of the inputs whose type is that of the computation.
     let mut wanted = vec![("the queries", queries), ("the keys", keys), ("the values", values)];
     let (mut mask, mut log_sums_at) = (None, None);
     match kind {
@@ -477,8 +478,8 @@ fn attention_kernel(
         _ => inputs[0].dtype,
     };
     require_dtype("the input", dtype, &FLOATS)?;
-    // What is not rounded to bf16: statistics and random numbers.
-    let wide = if dtype == DType::Bf16 { DType::F32 } else { dtype };
+    // What is not rounded to 16 bits: statistics and random numbers.
+    let wide = dtype.widened();
     for (i, (view, (what, len))) in inputs.iter().zip(wanted).enumerate() {
         match what {
             "the bias" => {

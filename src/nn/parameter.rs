@@ -4,14 +4,17 @@ use crate::graph::{Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::DType;
 
-/// Returns the data type of the variables of a layer that computes in `dtype`. A bf16 layer stores
-/// its variables in f32, because the eight significant bits of bf16 would lose small updates.
+/// Returns the data type of the variables of a layer that computes in `dtype`. A layer that
+/// computes in bf16 or f16 stores its variables in f32, because 16 bits would lose small updates.
 pub(super) fn variable_dtype(dtype: DType) -> DType {
-    if dtype == DType::Bf16 { DType::F32 } else { dtype }
+    dtype.widened()
 }
 
-/// Creates or shares the variable of this spec and casts it to the data type of `x`.
+/// Creates or shares the variable of this spec and casts it to the data type of `x`, unless
+/// contractions widen `x`: see [`TowerContext::full_precision`].
 #[track_caller]
 pub(super) fn parameter(t: &TowerContext, spec: VariableSpec, x: &Tensor) -> Tensor {
-    t.variable(spec.dtype(variable_dtype(x.dtype()))).cast(x.dtype())
+    let variable = t.variable(spec.dtype(variable_dtype(x.dtype())));
+    let widens = t.graph().contractions() == Some(DType::F32);
+    if widens { variable.value().clone() } else { variable.cast(x.dtype()) }
 }

@@ -1,9 +1,9 @@
-//! Integers, booleans and bf16, whose results are exact.
+//! Integers, booleans, bf16 and f16, whose results are exact.
 
 use crate::graph::{Graph, Tensor, TensorSpec};
 use crate::runtime::{Device, Session, SessionOptions};
 use tensorpack_kernels::Isa;
-use tensorpack_tensor::{CounterRng, DType, HostTensor, bf16};
+use tensorpack_tensor::{CounterRng, DType, HostTensor, bf16, f16};
 
 /// Returns the result of `build` on `inputs`. It must be the same on every instruction set and on
 /// the reference device.
@@ -14,6 +14,7 @@ fn run(inputs: &[&HostTensor], build: impl Fn(&[Tensor]) -> Tensor) -> HostTenso
     // The reference device converts floats in one step, without an intermediate dtype.
     let close = match found.dtype() {
         DType::Bf16 => 1e-2,
+        DType::F16 => 1e-3,
         DType::F32 => 1e-7,
         _ => 0.0,
     };
@@ -201,6 +202,9 @@ fn cast(from: &HostTensor, to: DType) -> HostTensor {
                 DType::Bf16 => {
                     HostTensor::new(sizes, values.iter().map(|&v| bf16::from_f32(v as f32)).collect())
                 }
+                DType::F16 => {
+                    HostTensor::new(sizes, values.iter().map(|&v| f16::from_f32(v as f32)).collect())
+                }
                 DType::I32 => HostTensor::new(sizes, values.iter().map(|&v| v as i32).collect()),
                 DType::I64 => HostTensor::new(sizes, values.iter().map(|&v| v as i64).collect()),
                 DType::U8 => HostTensor::new(sizes, values.iter().map(|&v| v as u8).collect()),
@@ -219,6 +223,10 @@ fn cast(from: &HostTensor, to: DType) -> HostTensor {
             let wide: Vec<f32> = from.as_slice::<bf16>().unwrap().iter().map(|v| v.to_f32()).collect();
             every!(&wide)
         }
+        DType::F16 => {
+            let wide: Vec<f32> = from.as_slice::<f16>().unwrap().iter().map(|v| v.to_f32()).collect();
+            every!(&wide)
+        }
         DType::Bool => {
             let wide: Vec<u8> = from.as_slice::<bool>().unwrap().iter().map(|&v| u8::from(v)).collect();
             every!(&wide)
@@ -232,7 +240,12 @@ pub(super) fn samples(dtype: DType) -> HostTensor {
         0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 100.7, 255.4, 256.0, 300.0, -7.9, 1e6, 3e9, -3e9, 1e-3, 1.0009,
     ];
     match dtype {
-        d if d.is_float() => HostTensor::from_f64(d, [floats.len()], &floats).unwrap(),
+        d if d.is_float() => {
+            // f16 ends at 65504, and inputs must be finite.
+            let fit = |v: &f64| d != DType::F16 || v.abs() < 65504.0;
+            let floats: Vec<f64> = floats.into_iter().filter(fit).collect();
+            HostTensor::from_f64(d, [floats.len()], &floats).unwrap()
+        }
         d => integers(d, "samples", 40).0,
     }
 }
@@ -255,7 +268,7 @@ fn chains_of_casts_round_at_every_step() {
                 let x = samples(from);
                 // The reference keeps digits that the narrower float in between loses.
                 let found = match by {
-                    DType::Bf16 | DType::F32 => on_engines(&[&x], |t| t[0].cast(by).cast(to)),
+                    DType::Bf16 | DType::F16 | DType::F32 => on_engines(&[&x], |t| t[0].cast(by).cast(to)),
                     _ => run(&[&x], |t| t[0].cast(by).cast(to)),
                 };
                 assert_eq!(found, cast(&cast(&x, by), to), "{from} as {by} as {to}");
@@ -273,6 +286,18 @@ fn bf16_survives_a_round_trip_through_wider_types() {
     let x = HostTensor::new([kept.len()], kept).unwrap();
     for by in [DType::F32, DType::F64] {
         assert_eq!(run(&[&x], |t| t[0].cast(by).cast(DType::Bf16)).as_bytes(), x.as_bytes(), "through {by}");
+    }
+}
+
+#[test]
+fn f16_survives_a_round_trip_through_wider_types() {
+    // Subnormal f16 are normal f32, so they are kept.
+    let all = (0..=u16::MAX).map(f16::from_bits);
+    let kept: Vec<f16> = all.filter(|v| v.is_finite()).collect();
+    assert_eq!(kept.len(), 2 * 31 * 1024);
+    let x = HostTensor::new([kept.len()], kept).unwrap();
+    for by in [DType::F32, DType::F64] {
+        assert_eq!(run(&[&x], |t| t[0].cast(by).cast(DType::F16)).as_bytes(), x.as_bytes(), "through {by}");
     }
 }
 

@@ -92,14 +92,18 @@ fn in_top_k() {
 }
 
 #[test]
-fn bf16_sums_accumulate_in_f32() {
-    // In bf16, 256 + 1 is 256, but the sum of a thousand ones must be exact.
-    let ones = |x: &Tensor| x.cast(DType::Bf16).broadcast_to(&[1000]);
-    let indices = |x: &Tensor| x.graph().iota(1000, DType::I32) * x.zero().cast(DType::I32);
-    assert_eq!(run(&[], &[1.0], |x| ones(x).scatter_add(&indices(x), 1, 0).cast(DType::F32)), [1000.0]);
-    let last = run(&[], &[1.0], |x| ones(x).cumsum(0).slice_axis(0, 999, None).cast(DType::F32));
-    assert_eq!(last, [1000.0]);
-    assert_eq!(run(&[3], &[1.0, 3.0, 2.0], |x| x.cast(DType::Bf16).top_k(2).1), [1.0, 2.0]);
+fn sums_of_narrow_floats_accumulate_in_f32() {
+    // In bf16, 256 + 1 is 256, and in f16, 2048 + 1 is 2048, but sums of ones must be exact.
+    for (narrow, n) in [(DType::Bf16, 1000), (DType::F16, 3000)] {
+        let ones = |x: &Tensor| x.cast(narrow).broadcast_to(&[n as isize]);
+        let indices = |x: &Tensor| x.graph().iota(n, DType::I32) * x.zero().cast(DType::I32);
+        let total = run(&[], &[1.0], |x| ones(x).scatter_add(&indices(x), 1, 0).cast(DType::F32));
+        assert_eq!(total, [n as f64]);
+        let last = |x: &Tensor| ones(x).cumsum(0).slice_axis(0, n - 1, None).cast(DType::F32);
+        assert_eq!(run(&[], &[1.0], last), [n as f64]);
+        assert_eq!(run(&[], &[1.0], |x| ones(x).sum().cast(DType::F32)), [n as f64]);
+        assert_eq!(run(&[3], &[1.0, 3.0, 2.0], |x| x.cast(narrow).top_k(2).1), [1.0, 2.0]);
+    }
 }
 
 #[test]

@@ -14,20 +14,22 @@ use crate::op_cases::{Domain, Draw, Gradient, Input, Trial, all_cases};
 use crate::runtime::{Device, IntoFetch, Session, SessionOptions};
 use std::rc::Rc;
 use tensorpack_kernels::Isa;
-use tensorpack_tensor::{CounterRng, DType, HostTensor, Result, bf16};
+use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
 /// Tolerances relative to the largest absolute value of the tensor, or to 1 if that is larger.
 const F32_TOLERANCE: f64 = 1e-5;
 const F64_TOLERANCE: f64 = 1e-12;
-/// A few units in the last place of bf16, which has 8 bits. Both engines round after every
-/// operation, but they add in different orders, and rounding the other way differs by 2^-8.
+/// A few units in the last place of bf16, which has 8 bits, and f16, which has 11. Both engines round
+/// after every operation, but they add in different orders, and rounding the other way differs by
+/// one such unit.
 const BF16_TOLERANCE: f64 = 0.02;
-/// Where terms cancel, as in gradients of normalization layers, one rounding is far more than 2^-8
+const F16_TOLERANCE: f64 = 0.0025;
+/// Where terms cancel, as in gradients of normalization layers, one rounding is far more than a unit
 /// of the result. There the error of each engine with respect to f64 may be this many times
 /// [`rounding_error`].
-const BF16_ERRORS: f64 = 2.0;
+const NARROW_ERRORS: f64 = 2.0;
 /// The number of random inputs that [`rounding_error`] is measured on.
-const BF16_DRAWS: u64 = 8;
+const NARROW_DRAWS: u64 = 8;
 
 /// Cases of kernels that run only on the host; XLA rejects them.
 const ON_THE_HOST: [&str; 1] = ["Print"];
@@ -67,11 +69,12 @@ impl Tried {
         Tried { name, trial, values, differentiate }
     }
 
-    /// Rounds the values to bf16.
-    fn rounded(mut self) -> Tried {
+    /// Rounds the values to a float type of 16 bits.
+    fn rounded(mut self, narrow: DType) -> Tried {
         for (input, values) in self.trial.inputs.iter().zip(&mut self.values) {
             if input.is_float() {
-                values.iter_mut().for_each(|v| *v = bf16::from_f64(*v).to_f64());
+                let rounded = HostTensor::from_f64(narrow, [values.len()], values).unwrap();
+                *values = rounded.to_f64_vec();
             }
         }
         self
@@ -157,13 +160,13 @@ fn max_difference(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).fold(0.0, |max, (a, b)| max.max((a - b).abs()))
 }
 
-/// Measures the rounding error of bf16 for each result of a trial: the largest difference between
-/// bf16 and f64 on the CPU engine over several random inputs.
-fn rounding_error(tried: &Tried) -> Result<Vec<f64>> {
+/// Measures the rounding error of a float type of 16 bits for each result of a trial: the largest
+/// difference from f64 on the CPU engine over several random inputs.
+fn rounding_error(tried: &Tried, narrow: DType) -> Result<Vec<f64>> {
     let mut errors = Vec::new();
-    for draw in 0..BF16_DRAWS {
-        let again = tried.redrawn(draw).rounded();
-        let (truth, found) = (run_on_cpu(&again, DType::F64)?, run_on_cpu(&again, DType::Bf16)?);
+    for draw in 0..NARROW_DRAWS {
+        let again = tried.redrawn(draw).rounded(narrow);
+        let (truth, found) = (run_on_cpu(&again, DType::F64)?, run_on_cpu(&again, narrow)?);
         errors.resize(found.len(), 0.0);
         for (error, (truth, found)) in errors.iter_mut().zip(truth.iter().zip(&found)) {
             *error = max_difference(truth, found).max(*error);
@@ -172,16 +175,17 @@ fn rounding_error(tried: &Tried) -> Result<Vec<f64>> {
     Ok(errors)
 }
 
-/// Checks that result number `at` of both engines is as close to f64 as bf16 allows.
-fn within_rounding_error(tried: &Tried, at: usize, found: [&[f64]; 2]) -> Result<(), String> {
+/// Checks that result number `at` of both engines is as close to f64 as a float type of 16 bits
+/// allows.
+fn within_rounding_error(tried: &Tried, narrow: DType, at: usize, found: [&[f64]; 2]) -> Result<(), String> {
     let own = Tried {
         name: tried.name.clone(),
         trial: tried.trial.clone(),
         values: tried.values.clone(),
         ..*tried
     };
-    let truth = run_on_cpu(&own.rounded(), DType::F64).map_err(|e| e.to_string())?;
-    let allowed = BF16_ERRORS * rounding_error(tried).map_err(|e| e.to_string())?[at];
+    let truth = run_on_cpu(&own.rounded(narrow), DType::F64).map_err(|e| e.to_string())?;
+    let allowed = NARROW_ERRORS * rounding_error(tried, narrow).map_err(|e| e.to_string())?[at];
     let errors = found.map(|values| max_difference(&truth[at], values));
     if errors.iter().all(|error| *error <= allowed) {
         return Ok(());
@@ -193,9 +197,9 @@ fn within_rounding_error(tried: &Tried, at: usize, found: [&[f64]; 2]) -> Result
 fn check(group: &[&Tried], float: DType, device: Device, failures: &mut Vec<String>) {
     let right = match run(group, float, Device::Cpu(0)) {
         Ok(right) => right,
-        // Not every operation supports bf16.
-        Err(_) if float == DType::Bf16 && group.len() == 1 => return,
-        Err(_) if float == DType::Bf16 => {
+        // Not every operation supports floats of 16 bits.
+        Err(_) if float.is_narrow_float() && group.len() == 1 => return,
+        Err(_) if float.is_narrow_float() => {
             group.iter().for_each(|tried| check(&[tried], float, device, failures));
             return;
         }
@@ -217,13 +221,14 @@ fn check(group: &[&Tried], float: DType, device: Device, failures: &mut Vec<Stri
         let tolerance = match float {
             DType::F64 => F64_TOLERANCE,
             DType::Bf16 => BF16_TOLERANCE,
+            DType::F16 => F16_TOLERANCE,
             _ => F32_TOLERANCE,
         } * (tried.elements() as f64 / 200.0).max(1.0);
         for (at, ((label, a), (_, b))) in right.iter().zip(&found).enumerate() {
             let values = [a.to_f64_vec(), b.to_f64_vec()];
             let mut same = close(&values[0], &values[1], tolerance);
-            if float == DType::Bf16 && same.is_err() {
-                same = within_rounding_error(tried, at, [&values[0], &values[1]]);
+            if float.is_narrow_float() && same.is_err() {
+                same = within_rounding_error(tried, float, at, [&values[0], &values[1]]);
             }
             if let Err(e) = same.and_then(|()| (a.sizes() == b.sizes()).then_some(()).ok_or("sizes".into())) {
                 failures.push(format!(
@@ -259,7 +264,7 @@ fn every_case_agrees_with_the_cpu_engine() {
         group.push(tried);
         let next = all.get(i + 1).map_or(GROUP_INPUTS, |t| t.trial.inputs.len());
         if inputs(&group) + next > GROUP_INPUTS || group.len() >= GROUP_TRIALS || i + 1 == all.len() {
-            for float in [DType::F32, DType::F64, DType::Bf16] {
+            for float in [DType::F32, DType::F64, DType::Bf16, DType::F16] {
                 check(&group, float, device, &mut failures);
             }
             group.clear();
@@ -347,16 +352,18 @@ fn host_operations_are_rejected() {
 }
 
 #[test]
-fn bf16_rounding_is_distinguished_from_wrong_results() {
+fn rounding_to_16_bits_is_distinguished_from_wrong_results() {
     // The terms of this gradient cancel, so only rounding errors remain.
     let input = Input::floats(&mut Draw::new(&[0; 4]), [6, 5], Domain::Any);
     let trial = Trial::new(vec![input], |x| vec![x[0].normalize(&[0], 1e-5)]);
     let rng = CounterRng::new(0, "rounded");
     let tried = Tried::draw("Normalize".into(), Rc::new(trial), true, &rng);
-    let found = run_on_cpu(&tried, DType::Bf16).unwrap();
-    let error = rounding_error(&tried).unwrap()[1];
-    assert!((0.002..0.2).contains(&error), "{error}");
-    within_rounding_error(&tried, 1, [&found[1], &found[1]]).unwrap();
-    let wrong: Vec<f64> = found[1].iter().map(|g| g + 4.0 * error).collect();
-    assert!(within_rounding_error(&tried, 1, [&found[1], &wrong]).is_err());
+    for (narrow, expected) in [(DType::Bf16, 0.002..0.2), (DType::F16, 0.00025..0.025)] {
+        let found = run_on_cpu(&tried, narrow).unwrap();
+        let error = rounding_error(&tried, narrow).unwrap()[1];
+        assert!(expected.contains(&error), "{error}");
+        within_rounding_error(&tried, narrow, 1, [&found[1], &found[1]]).unwrap();
+        let wrong: Vec<f64> = found[1].iter().map(|g| g + 4.0 * error).collect();
+        assert!(within_rounding_error(&tried, narrow, 1, [&found[1], &wrong]).is_err());
+    }
 }

@@ -69,7 +69,7 @@ impl OpDef for AllReduce {
 
 impl Tensor {
     /// Returns the sum over `towers` towers of the tensors they contribute under `key`. A sum of
-    /// bf16 tensors is computed in f32 and rounded once. A `deferred` sum is for updates of
+    /// bf16 or f16 tensors is computed in f32 and rounded once. A `deferred` sum is for updates of
     /// variables alone: other processes may contribute to it while the step goes on. They send their
     /// summands as `wire`, if it is given.
     #[track_caller]
@@ -80,7 +80,7 @@ impl Tensor {
         deferred: bool,
         wire: Option<DType>,
     ) -> Tensor {
-        let wide = if self.dtype() == DType::Bf16 { DType::F32 } else { self.dtype() };
+        let wide = self.dtype().widened();
         Tensor::apply_one(AllReduce { key, towers, deferred, wire }, &[&self.cast(wide)]).cast(self.dtype())
     }
 }

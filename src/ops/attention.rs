@@ -1,7 +1,7 @@
 //! Scaled dot-product attention (Vaswani et al., 2017) and its gradient.
 
 use super::{composed, float_input, same_spec};
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, AttentionKind, FloatBits, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
@@ -203,7 +203,9 @@ impl Form {
         if let Some(i) = self.inputs().bias {
             // Convert before broadcasting: a converted tensor is stored.
             let bias = match inputs[i].dtype {
-                DType::Bf16 => cx.map_to(DType::F32, &inputs[i].sizes.clone(), &[&inputs[i]], |_, r| r[0]),
+                narrow if narrow.is_narrow_float() => {
+                    cx.map_to(DType::F32, &inputs[i].sizes.clone(), &[&inputs[i]], |_, r| r[0])
+                }
                 _ => inputs[i].clone(),
             };
             inputs[i] = bias.broadcast_to(&attention.score_sizes());
@@ -279,9 +281,9 @@ fn dropout(seeds: &Array, [b, h]: [usize; 2], rate: f64) -> impl Fn(usize) -> f6
     move |n| if rng.uniform(0, n as u64) >= rate { 1.0 / (1.0 - rate) } else { 0.0 }
 }
 
-/// Returns the type that statistics and random numbers have: f32 for bf16.
+/// Returns the type that statistics and random numbers have: f32 for bf16 and f16.
 fn wide(dtype: DType) -> DType {
-    if dtype == DType::Bf16 { DType::F32 } else { dtype }
+    dtype.widened()
 }
 
 /// Checks that dims agree as far as they are known, and returns the one that is known best.
@@ -309,6 +311,10 @@ impl OpDef for Attention {
 
     fn infer(&self, inputs: &[Spec]) -> Result<Vec<Spec>> {
         self.0.infer(inputs, 0).map(Vec::from)
+    }
+
+    fn autocast(&self, i: usize) -> Autocast {
+        if Some(i) == self.0.inputs().seeds { Autocast::Keep } else { Autocast::Narrow }
     }
 
     fn output_count(&self) -> usize {

@@ -1,6 +1,6 @@
 //! Elementwise functions of two tensors, with broadcasting, and Rust's operators for them.
 
-use crate::graph::{GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
 use crate::kir::{self, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,13 @@ impl OpDef for Binary {
         }
         let dtype = if self.is_comparison() { DType::Bool } else { a.dtype };
         Ok(vec![Spec { dtype, shape: a.shape.broadcast(&b.shape)? }])
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        match self.0 {
+            kir::Binary::Pow => Autocast::Wide,
+            _ => Autocast::Widest,
+        }
     }
 
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {

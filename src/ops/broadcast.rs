@@ -234,11 +234,11 @@ impl Tensor {
         Tensor::apply_one(SumLike, &[self, like])
     }
 
-    /// Returns the number of elements of this tensor per element of `part`, in this tensor's type:
+    /// Returns the number of elements of this tensor per element of `part`, in the type of `part`:
     /// the divisor of means. Zero is an error.
     #[track_caller]
     pub(crate) fn count_per(&self, part: &Tensor) -> Tensor {
-        Tensor::apply_one(CountRatio(self.dtype()), &[self, part])
+        Tensor::apply_one(CountRatio(part.dtype()), &[self, part])
     }
 }
 

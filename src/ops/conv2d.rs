@@ -3,7 +3,7 @@
 //! and the gradients of each are the other two.
 
 use super::{Layout, Padding, Window, depthwise_conv2d, same_spec};
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, ContractKind, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
@@ -136,6 +136,10 @@ impl OpDef for Conv2d {
             )));
         }
         Ok(vec![self.0.convolved(x, &filter, filter[3])?])
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Narrow
     }
 
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {

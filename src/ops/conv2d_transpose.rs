@@ -3,7 +3,7 @@
 
 use super::conv2d::{Conv2d, Conv2dFilterGrad, contract, products};
 use super::{Conv2dOptions, Padding, Window};
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,10 @@ impl OpDef for Conv2dTranspose {
         let size = |i: usize| self.0.transposed(i, x.shape[i + 1], filter[i]);
         let shape = vec![x.shape[0], size(0)?, size(1)?, Dim::Known(filter[2])];
         Ok(vec![Spec { dtype: x.dtype, shape: shape.into() }])
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Narrow
     }
 
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {

@@ -1,6 +1,6 @@
 //! Cumulative sums along an axis.
 
-use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{self, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Indices};
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,10 @@ impl OpDef for Cumsum {
             }
             _ => Ok(vec![inputs[0].clone()]),
         }
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Wide
     }
 
     /// An element contributes to all sums from its position on, so its gradient is the cumulative
@@ -78,7 +82,7 @@ impl OpDef for Cumsum {
 
 impl Tensor {
     /// Returns the inclusive cumulative sum along `axis`. Integers and bool give i64. The CPU
-    /// engine accumulates f32 and bf16 in f64, so the error does not grow with the length.
+    /// engine accumulates f32, bf16 and f16 in f64, so the error does not grow with the length.
     #[track_caller]
     pub fn cumsum(&self, axis: isize) -> Tensor {
         self.cumsum_with(axis, CumsumOptions::default())

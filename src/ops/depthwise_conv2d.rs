@@ -3,7 +3,7 @@
 
 use super::conv2d::Conv2d;
 use super::{Window, composed, same_spec};
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
@@ -69,6 +69,10 @@ impl OpDef for Depthwise {
             )));
         }
         Ok(vec![self.window.convolved(x, &filter, filter[3])?])
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Narrow
     }
 
     fn shape_only(&self, i: usize) -> bool {

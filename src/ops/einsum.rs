@@ -1,7 +1,7 @@
 //! Einsum: sums of products in index notation. `ij,jk->ik` is a matrix product. The gradient of an
 //! einsum is another einsum.
 
-use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, Graph, OpDef, Spec, Tensor};
 use crate::kir::{Binary, ContractKind, LowerCx, MatMul, ReduceKind, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
@@ -197,6 +197,10 @@ impl OpDef for Einsum {
         }])
     }
 
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Narrow
+    }
+
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         Ok((0..self.inputs.len()).map(|i| cx.needs(i).then(|| self.input_grad(cx, i))).collect())
     }
@@ -211,9 +215,10 @@ impl OpDef for Einsum {
             return Ok(vec![sum.ordered(&self.output)]);
         }
         let b = labeled(cx, 1);
-        // Sum what only one input has first. Only the result of bf16 is rounded, so its sums are f32.
+        // Sum what only one input has first. Only the result of bf16 or f16 is rounded,
+        // so the sums are f32.
         let dtype = a.view.dtype;
-        let wide = if dtype == DType::Bf16 { DType::F32 } else { dtype };
+        let wide = dtype.widened();
         let a = a.summed(cx, wide, |c| self.in_output(c) || b.labels.contains(&c));
         let b = b.summed(cx, wide, |c| self.in_output(c) || a.labels.contains(&c));
         let of = |from: &[char], test: &dyn Fn(char) -> bool| -> Vec<char> {

@@ -1,15 +1,15 @@
-//! Losses, one for each element or example; the cost is usually their mean. bf16 inputs are
-//! compared in f32, because a mean of many losses needs more than bf16's eight bits.
+//! Losses, one for each element or example; the cost is usually their mean. Inputs of bf16
+//! and f16 are compared in f32, because a mean of many losses needs more than their digits.
 
 use super::composed;
 use crate::graph::Tensor;
 use std::panic::Location;
-use tensorpack_tensor::{DType, Error};
+use tensorpack_tensor::Error;
 
-/// Converts bf16 to f32, in which losses are computed; other types are unchanged.
+/// Converts bf16 and f16 to f32, in which losses are computed; other types are unchanged.
 #[track_caller]
 pub(super) fn wide(x: &Tensor) -> Tensor {
-    if x.dtype() == DType::Bf16 { x.cast(DType::F32) } else { x.clone() }
+    x.cast(x.dtype().widened())
 }
 
 impl Tensor {

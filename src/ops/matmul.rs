@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, ContractKind, LowerCx, View};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
@@ -53,6 +53,10 @@ impl OpDef for MatMul {
         };
         let dims: Vec<Dim> = leading.into_iter().chain([a.shape[ra - 2], b.shape[rb - 1]]).collect();
         Ok(vec![Spec { dtype: a.dtype, shape: dims.into() }])
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Narrow
     }
 
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {

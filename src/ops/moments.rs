@@ -2,7 +2,7 @@
 
 use super::composed;
 use super::reduce::{check_axes, groups, reduced_shape, resolve_axes};
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
@@ -43,6 +43,10 @@ impl OpDef for Moments {
         }
         let y = Spec { dtype: x.dtype, shape: reduced_shape(&x.shape, &self.axes, true) };
         Ok(vec![y.clone(), y])
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Wide
     }
 
     fn output_count(&self) -> usize {

@@ -7,7 +7,7 @@ use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, View};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
-use tensorpack_tensor::{DType, Result};
+use tensorpack_tensor::Result;
 
 /// For every element the product of all others along `axes`.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ fn divisor(e: &mut ExprBuilder, x: Reg, class: Class) -> [Reg; 2] {
 }
 
 /// Reduces an expression of `operands` over `axes`, which are kept with size 1. The result is an
-/// intermediate one, so that of bf16 is f32.
+/// intermediate one, so that of bf16 and f16 is f32.
 fn reduced(
     cx: &mut LowerCx<'_>,
     kind: ReduceKind,
@@ -43,7 +43,7 @@ fn reduced(
     let sizes = operands[0].sizes.clone();
     let over: Vec<bool> = (0..sizes.len()).map(|i| axes.contains(&i)).collect();
     let kept: Vec<usize> = sizes.iter().zip(&over).map(|(&n, &r)| if r { 1 } else { n }).collect();
-    let dtype = if operands[0].dtype == DType::Bf16 { DType::F32 } else { operands[0].dtype };
+    let dtype = operands[0].dtype.widened();
     let views = cx.reduce(kind, dtype, &sizes, &over, operands, build);
     cx.reshape(&views[0], &kept)
 }

@@ -1,6 +1,6 @@
 //! Reductions: sums, means and extremes over some dims.
 
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
@@ -80,6 +80,13 @@ impl OpDef for Reduce {
             _ => x.dtype,
         };
         Ok(vec![Spec { dtype, shape: reduced_shape(&x.shape, &self.axes, self.keep) }])
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        match self.kind {
+            ReduceKind::Sum | ReduceKind::Prod => Autocast::Wide,
+            _ => Autocast::Widest,
+        }
     }
 
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {

@@ -3,7 +3,7 @@
 use super::composed;
 use super::loss::wide;
 use super::reduce::resolve_axes;
-use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, Unary, View};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
@@ -98,6 +98,10 @@ impl OpDef for Softmax {
         Ok(vec![x.clone()])
     }
 
+    fn autocast(&self, _i: usize) -> Autocast {
+        Autocast::Wide
+    }
+
     fn grad(&self, cx: &GradCx<'_>) -> Result<Vec<Option<Tensor>>> {
         let (y, dy) = (cx.output(0), cx.dy());
         Ok(vec![Some(y * (dy - (dy * y).sum_keep(&[self.axis as isize])))])
@@ -106,8 +110,8 @@ impl OpDef for Softmax {
     fn lower(&self, cx: &mut LowerCx<'_>) -> Result<Vec<View>> {
         let x = cx.input(0);
         let sizes = x.sizes.clone();
-        // Accumulate bf16 in f32.
-        let dtype = if x.dtype == DType::Bf16 { DType::F32 } else { x.dtype };
+        // Accumulate floats of 16 bits in f32.
+        let dtype = x.dtype.widened();
         let reduced: Vec<bool> = (0..sizes.len()).map(|i| i == self.axis).collect();
         let mut kept = sizes.clone();
         kept[self.axis] = 1;

@@ -1,6 +1,6 @@
 //! Elementwise functions of one tensor.
 
-use crate::graph::{GradCx, OpDef, Spec, Tensor};
+use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, LowerCx, View};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
@@ -49,6 +49,14 @@ impl OpDef for Unary {
             (IsFinite, _) => Ok(vec![Spec::new(DType::Bool, x.shape.clone())]),
             (Neg | Abs | Sign | Square | Relu, _) => Ok(vec![x.clone()]),
             _ => super::float_input(x).map(|()| vec![x.clone()]),
+        }
+    }
+
+    fn autocast(&self, _i: usize) -> Autocast {
+        use kir::Unary::*;
+        match self.0 {
+            Exp | Expm1 | Log | Log1p | Sqrt | Rsqrt | Recip | Square => Autocast::Wide,
+            _ => Autocast::Widest,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Gradients of a cost, and the operation that applies them.
 
+use super::loss_scale::LossScaler;
 use super::{Gradient, Optimizer};
 use crate::autodiff::gradients;
 use crate::graph::{Graph, NamePattern, NodeId, NodeKind, Op, TRAINABLE_VARIABLES, Tensor, Variable};
@@ -20,6 +21,9 @@ pub fn minimize(cost: &Tensor, optimizer: &dyn Optimizer) -> Result<Op> {
 /// A trainable variable that the cost does not depend on is an error, because it would silently
 /// keep its initial value. [`Tensor::stop_gradient`] on the path, or [`Graph::freeze_variables`],
 /// declares this intended.
+///
+/// In f16 the gradients are those of the scaled cost, divided by the scale: see
+/// [`LossScale`](crate::graph::LossScale).
 #[track_caller]
 pub fn compute_gradients(cost: &Tensor) -> Result<Vec<Gradient>> {
     gradients_of_variables(cost, None)
@@ -46,11 +50,16 @@ fn gradients_of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result
     }
     let infos: Vec<_> = variables.iter().filter_map(|v| graph.variable_info(v.id?)).collect();
     let tensors: Vec<&Tensor> = variables.iter().map(Variable::value).collect();
-    let found = gradients(cost, &tensors)?;
+    let scaler = LossScaler::of(graph)?;
+    let found = match &scaler {
+        Some(scaler) => gradients(&scaler.scaled(cost), &tensors)?,
+        None => gradients(cost, &tensors)?,
+    };
     let mut all = Vec::new();
     for ((variable, info), gradient) in variables.iter().zip(&infos).zip(found) {
         match gradient {
             Some(g) if !info.frozen => {
+                let g = scaler.as_ref().map_or_else(|| g.clone(), |scaler| scaler.unscaled(&g, cost));
                 g.mark_gradient_of(cost);
                 all.push(Gradient::new(variable.clone(), g));
             }
@@ -82,7 +91,12 @@ fn gradients_of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result
 /// Returns one operation that updates variables with these gradients.
 #[track_caller]
 pub fn apply_gradients(optimizer: &dyn Optimizer, graph: &Graph, gradients: &[Gradient]) -> Result<Op> {
-    let updates = graph.called_from(Location::caller(), || optimizer.apply(graph, gradients));
+    let scaler = LossScaler::of(graph)?;
+    let updates = graph.called_from(Location::caller(), || {
+        let mut updates = optimizer.apply(graph, gradients);
+        updates.extend(scaler.iter().flat_map(LossScaler::good_step));
+        updates
+    });
     graph.first_error()?;
     Ok(graph.group(&updates.iter().collect::<Vec<_>>()))
 }

@@ -2,7 +2,7 @@
 
 use super::Part;
 use super::feed_errors::explain_feeds;
-use crate::graph::{Fetch, Graph, nearest_names};
+use crate::graph::{Fetch, Graph, Precision, nearest_names};
 use crate::io::SessionInit;
 use crate::runtime::{IntoFetch, Prepared, Session, SessionOptions};
 use crate::tower::{ModelDesc, TowerContext, TowerFunc, TowerHandle};
@@ -18,6 +18,7 @@ pub struct PredictConfig {
     outputs: Vec<String>,
     session: SessionOptions,
     session_init: Option<Box<dyn SessionInit>>,
+    precision: Precision,
 }
 
 impl PredictConfig {
@@ -43,6 +44,7 @@ impl PredictConfig {
             outputs: outputs.into_iter().map(Into::into).collect(),
             session: SessionOptions::default(),
             session_init: None,
+            precision: Precision::default(),
         }
     }
 
@@ -65,15 +67,23 @@ impl PredictConfig {
         PredictConfig { session, ..self }
     }
 
+    /// Sets the precision in which the model computes. Defaults to [`Precision::Tf32`], whatever
+    /// precision it was trained in.
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> PredictConfig {
+        PredictConfig { precision, ..self }
+    }
+
     /// Builds this many towers of the model under `scope` and initializes its variables.
     pub(super) fn open(mut self, scope: &str, towers: usize) -> Result<(Session, Vec<Part>)> {
         if self.outputs.is_empty() {
             return Err(Error::argument("a predictor needs at least one output"));
         }
         let graph = Graph::new();
+        graph.set_precision(self.precision);
         let towers = self.tower.infer_towers(&TowerContext::inference(&graph), scope, towers)?;
         let parts = towers.iter().map(|tower| self.part(tower)).collect::<Result<_>>()?;
-        let session = Session::with(graph.freeze()?, self.session)?;
+        let session = Session::with(graph.freeze()?, self.session.in_precision(self.precision))?;
         if let Some(init) = &self.session_init {
             init.init(&session)?;
         }

@@ -1,9 +1,7 @@
 //! Stochastic arithmetic: results rounded up or down at random (Vignes, 1993; CADNA).
 
-use tensorpack_tensor::{DType, Error, Result, bf16};
+use tensorpack_tensor::{DType, Error, Result, bf16, f16};
 
-/// Significant bits of bf16.
-const BF16_BITS: u32 = 8;
 /// With so many bits or fewer, a tie is taken for an accident.
 const BITS_WITHOUT_TIES: u32 = 20;
 
@@ -12,7 +10,7 @@ const BITS_WITHOUT_TIES: u32 = 20;
 ///
 /// Results that agree for several seeds are determined by the model; digits that differ are an
 /// artifact of rounding. With 24 bits the spread shows what f32 arithmetic can lose, with 8 bits
-/// bf16. A value that already fits is left alone, and equal values round alike, so copies,
+/// bf16, with 11 bits f16. A value that already fits is left alone, and equal values round alike, so copies,
 /// comparisons and repeated subexpressions stay consistent. Seeds `2k` and `2k + 1` round in opposite
 /// directions.
 ///
@@ -20,10 +18,10 @@ const BITS_WITHOUT_TIES: u32 = 20;
 /// orders, so a sum overflows if its terms do in some order: if the positive or the negative ones
 /// alone do.
 ///
-/// Results that are declared bf16 are rounded to bf16, to the nearest. If `bits` bits do not
+/// Results that are declared bf16 or f16 are rounded to that type, to the nearest. If `bits` bits do not
 /// determine which neighbor is nearer, one of the two is chosen at random. An exact tie goes to the
 /// even neighbor, as on engines that compute it exactly; with 20 bits or fewer it goes to either.
-/// 53 bits round nothing else, so the results of a model in bf16 are those of exact arithmetic
+/// 53 bits round nothing else, so the results of a model in bf16 or f16 are those of exact arithmetic
 /// between these roundings.
 ///
 /// ```
@@ -70,7 +68,9 @@ impl StochasticRounding {
     /// Rounds a result of an element type.
     pub(crate) fn round_result(self, value: f64, dtype: DType) -> f64 {
         match dtype {
-            DType::Bf16 if self.bits > BF16_BITS => self.round_to_bf16(value),
+            DType::Bf16 if self.bits > 8 => self.round_to(value, dtype),
+            // f16 has a small range, which `round` does not know.
+            DType::F16 => self.round_to(value, dtype),
             DType::F32 if value.abs() > f64::from(f32::MAX) => f64::INFINITY.copysign(value),
             _ => self.round(value),
         }
@@ -87,9 +87,14 @@ impl StochasticRounding {
         f64::from_bits((value.to_bits() >> dropped << dropped) + (up << dropped))
     }
 
-    fn round_to_bf16(self, value: f64) -> f64 {
-        let nearest = |value: f64| bf16::from_f32(value as f32).to_f64();
-        if fits(value, BF16_BITS) || fits(value, BF16_BITS + 1) && self.bits > BITS_WITHOUT_TIES {
+    /// Rounds a value to a float type of 16 bits.
+    fn round_to(self, value: f64, dtype: DType) -> f64 {
+        let nearest = |value: f64| match dtype {
+            DType::F16 => f16::from_f32(value as f32).to_f64(),
+            _ => bf16::from_f32(value as f32).to_f64(),
+        };
+        let is_tie = || (2.0 * value / last_digit(value, dtype)).fract() == 0.0;
+        if nearest(value) == value || !value.is_finite() || self.bits > BITS_WITHOUT_TIES && is_tie() {
             return nearest(value);
         }
         let error = value * 0.5f64.powi(self.bits as i32 + 1);
@@ -106,6 +111,16 @@ impl StochasticRounding {
 /// Returns whether a value has at most this many significant bits.
 fn fits(value: f64, bits: u32) -> bool {
     value.to_bits() & ((1u64 << (f64::MANTISSA_DIGITS - bits)) - 1) == 0
+}
+
+/// Returns the distance of neighbors near `value` in a float type of 16 bits.
+fn last_digit(value: f64, dtype: DType) -> f64 {
+    let (bits, smallest) = match dtype {
+        DType::F16 => (11, f16::MIN_POSITIVE.to_f64()),
+        _ => (8, bf16::MIN_POSITIVE.to_f64()),
+    };
+    let exponent = value.abs().max(smallest).log2().floor() as i32;
+    2f64.powi(exponent - (bits - 1))
 }
 
 /// Returns a hash of a number (the finalizer of SplitMix64).
@@ -182,6 +197,24 @@ mod tests {
             both.sort_by(f64::total_cmp);
             assert_eq!(both, [low, high]);
         }
+    }
+
+    #[test]
+    fn f16_is_rounded_to_the_nearest_overflows_and_underflows() {
+        let rounded = |value: f64, bits: u32| -> Vec<f64> {
+            let one = |seed| StochasticRounding { bits, seed }.round_result(value, DType::F16);
+            (0..2).map(one).collect()
+        };
+        let middle = 1.0 + 2f64.powi(-11);
+        assert_eq!(rounded(middle, 24), [1.0, 1.0]);
+        assert_eq!(rounded(middle, 20).iter().sum::<f64>(), 2.0 + 2f64.powi(-10));
+        assert_eq!(rounded(-middle - 2f64.powi(-20), 53), [-1.0 - 2f64.powi(-10); 2]);
+        assert_eq!(rounded(65519.0, 53), [65504.0; 2]);
+        assert_eq!(rounded(-65521.0, 53), [f64::NEG_INFINITY; 2]);
+        // The digits of subnormal numbers do not get finer.
+        let smallest = 2f64.powi(-24);
+        assert_eq!(rounded(1.5 * smallest, 24), [2.0 * smallest; 2]);
+        assert_eq!(rounded(2.4 * smallest, 24), [2.0 * smallest; 2]);
     }
 
     #[test]

@@ -113,6 +113,9 @@ pub enum Outcome {
     },
     /// A value was not finite; no variable was changed.
     NotFinite,
+    /// A value was not finite. Only variables with a rule for that were changed
+    /// ([`VariableInfo::on_overflow`]), and later runs can succeed.
+    Skipped,
 }
 
 /// Checks that feeds have the number, dtypes and sizes that a program was compiled for.
@@ -204,8 +207,19 @@ pub struct StepsInfo {
     pub skipped_before: u32,
 }
 
-/// The result of a step of a launch: its fetches, or `None` if a checked value was not finite.
-pub type StepResult = Result<Option<Vec<HostTensor>>>;
+/// What a step of a launch came to.
+#[derive(Clone, Debug)]
+pub enum StepEnd {
+    /// It updated the variables; these are its fetches.
+    Committed(Vec<HostTensor>),
+    /// See [`Outcome::NotFinite`].
+    NotFinite,
+    /// See [`Outcome::Skipped`].
+    Skipped,
+}
+
+/// The result of a step of a launch.
+pub type StepResult = Result<StepEnd>;
 
 /// A compiled program that runs several steps in one launch.
 pub trait StepsExecutable: Send {

@@ -2,6 +2,7 @@
 
 use super::binding::Request;
 use super::executor::{Feed, Outcome, Pending, RunInfo};
+use super::overflow_rules;
 use super::session::{Session, check_finite_feeds};
 use crate::graph::Fetch;
 use std::fmt;
@@ -60,6 +61,7 @@ impl Session {
         let ended = ended.unwrap_or_else(|panic| Err(state.poison(&*panic)));
         match ended.map_err(|e| state.end_if_lost(e))? {
             Outcome::Committed { .. } => Ok(()),
+            Outcome::Skipped => Err(overflow_rules::skipped()),
             Outcome::NotFinite => {
                 let names = request.feeds.iter().map(|(name, ..)| name.as_str());
                 let feeds: Vec<(&str, &HostTensor)> = names.zip(&feeds).collect();

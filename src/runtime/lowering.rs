@@ -346,6 +346,7 @@ impl Lowering<'_> {
                 variable: v.0 as usize,
                 value: self.views[&self.graph.node(id).inputs[0]].clone(),
                 finite: info.init.is_finite(info.dtype),
+                on_overflow: info.on_overflow,
                 origin: self.origin(id),
             }
         };

@@ -16,6 +16,7 @@ mod memory_limit;
 mod mutated;
 mod non_finite;
 mod null;
+mod overflow_rules;
 mod reference;
 mod session;
 mod several_steps;
@@ -34,7 +35,7 @@ pub(crate) use engine::device_mismatch;
 pub use engine::{Engine, engines, register_engine};
 pub use executor::{
     Executable, Executor, Feed, Fork, KernelTime, Outcome, Pending, PendingSteps, RunInfo, SavedValue,
-    StepResult, StepsExecutable, StepsInfo,
+    StepEnd, StepResult, StepsExecutable, StepsInfo,
 };
 pub use interrupt::Interrupt;
 pub use kernel_progress::KernelProgress;

@@ -84,6 +84,12 @@ impl Session {
                 bad("a gradient or cost is not finite").note(format!("the search for the result failed: {e}"))
             }
         };
+        let request = request(fetches, feeds);
+        let updates = Source::new(&self.graph, &request, self.reading).updates().unwrap_or_default();
+        let e = match updates.iter().any(|&v| self.graph().variables()[v].on_overflow.is_some()) {
+            true => e.note("the loss scale of f16 is at its smallest value, so scaling is not the cause"),
+            false => e,
+        };
         e.note("no variable was changed by this run")
     }
 }

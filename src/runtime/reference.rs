@@ -9,8 +9,9 @@ use super::binding::{
 use super::engine::Engine;
 use super::executor::{Executable, Executor, Feed, Outcome, RunInfo};
 use super::lowering::Source;
-use super::{Device, SessionOptions, Turns, memory_limit, value_errors};
+use super::{Device, SessionOptions, Turns, memory_limit, overflow_rules, value_errors};
 use crate::graph::{Frozen, NodeId, NodeKind, OpDef, Role, TensorId, VariableInfo, split_tower};
+use crate::kir::OnOverflow;
 use crate::reference::{Array, EvaluateCx, Scalar, StochasticRounding};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
@@ -251,11 +252,27 @@ impl ReferenceProgram {
     }
 }
 
+impl ReferenceProgram {
+    /// Ends a run in which a value is not finite.
+    fn fail_check(&self) -> Result<Outcome> {
+        let rule = |(v, _): &(usize, TensorId)| Some((*v, self.graph.variables()[*v].on_overflow?));
+        let rules: Vec<(usize, OnOverflow)> = self.updates.iter().filter_map(rule).collect();
+        let mut variables = lock(&self.variables);
+        let Some(next) = overflow_rules::next_values(&rules, |v| variables[v].to_host())? else {
+            return Ok(Outcome::NotFinite);
+        };
+        for (variable, value) in next {
+            variables[variable] = Arc::new(Array::from_host(&value));
+        }
+        Ok(Outcome::Skipped)
+    }
+}
+
 impl Executable for ReferenceProgram {
     fn run(&mut self, run: &RunInfo, feeds: &[Feed<'_>], outputs: &mut Vec<HostTensor>) -> Result<Outcome> {
         let values = self.evaluate(run, feeds)?;
         if !self.assigns.is_empty() && !self.checked.iter().all(|t| values[t].is_finite()) {
-            return Ok(Outcome::NotFinite);
+            return self.fail_check();
         }
         *outputs = self.fetches.iter().map(|t| values[t].to_host()).collect::<Result<_>>()?;
         let mut variables = lock(&self.variables);

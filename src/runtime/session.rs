@@ -5,9 +5,9 @@ use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, Run
 use super::lowering::Source;
 use super::several_steps::SeveralSteps;
 use super::snapshot::Reading;
-use super::{Device, Interrupt, KernelProgress, Staging, Turns};
+use super::{Device, Interrupt, KernelProgress, Staging, Turns, overflow_rules};
 use crate::distributed::ProcessGroup;
-use crate::graph::{Fetch, Frozen, Op, Tensor, Variable, nearest_names};
+use crate::graph::{Fetch, Frozen, Op, Precision, Tensor, Variable, nearest_names};
 use crate::kir::Shards;
 use crate::reference::StochasticRounding;
 use std::collections::BTreeMap;
@@ -60,6 +60,18 @@ pub struct SessionOptions {
     /// Ends waits for a plugin or a compiler with an error of kind [`ErrorKind::Interrupted`] when
     /// it is set. Defaults to a flag of its own; trainers replace it by one that signals set.
     pub interrupt: Interrupt,
+}
+
+impl SessionOptions {
+    /// Returns the options for a session whose graph was built in this precision: in
+    /// [`Precision::F32`] XLA devices multiply with all digits. Trainers and predictors do this
+    /// themselves.
+    #[must_use]
+    pub fn in_precision(self, precision: Precision) -> SessionOptions {
+        // The CPU engine has no TF32; there the option is about Winograd convolutions.
+        let all_digits = precision == Precision::F32 && matches!(self.device, Device::Xla { .. });
+        SessionOptions { full_precision: self.full_precision || all_digits, ..self }
+    }
 }
 
 impl Default for SessionOptions {
@@ -318,10 +330,11 @@ impl Session {
         let ran = catch_unwind(AssertUnwindSafe(|| executable.run(&run, &values[..feeds.len()], outputs)));
         let ran = ran.unwrap_or_else(|panic| Err(state.poison(&*panic)));
         let outcome = ran.map_err(|e| state.end_if_lost(e))?;
-        let Outcome::Committed { staleness } = outcome else {
-            return Err(self.explain_non_finite(&mut state, fetches, feeds, &run));
+        state.staleness = match outcome {
+            Outcome::Committed { staleness } => staleness,
+            Outcome::Skipped => return Err(overflow_rules::skipped()),
+            Outcome::NotFinite => return Err(self.explain_non_finite(&mut state, fetches, feeds, &run)),
         };
-        state.staleness = staleness;
         match kind {
             RunKind::Step => (state.run_index, state.plain_runs) = (state.run_index + 1, 0),
             RunKind::Plain => state.plain_runs += 1,

@@ -4,9 +4,9 @@
 //! that reads or writes one sees the values of the last step, and a launch ends there.
 
 use super::binding::Request;
-use super::executor::{Feed, KernelTime, PendingSteps, RunInfo, StepsExecutable, StepsInfo};
+use super::executor::{Feed, KernelTime, PendingSteps, RunInfo, StepEnd, StepsExecutable, StepsInfo};
 use super::session::{Session, State, request, request_matches};
-use super::{IntoFetch, Source};
+use super::{IntoFetch, Source, overflow_rules};
 use crate::graph::Fetch;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -134,11 +134,12 @@ impl Session {
         let mut results = Vec::with_capacity(ended.len());
         for (step, result) in ended.into_iter().enumerate() {
             results.push(match result {
-                Ok(Some(values)) => {
+                Ok(StepEnd::Committed(values)) => {
                     skipped = 0;
                     Ok(values)
                 }
-                Ok(None) => {
+                Ok(StepEnd::Skipped) => Err(overflow_rules::skipped()),
+                Ok(StepEnd::NotFinite) => {
                     skipped += 1;
                     let run = RunInfo { draw: info.first.draw + step as u64, ..info.first };
                     let names = request.feeds.iter().map(|(name, ..)| name.as_str());

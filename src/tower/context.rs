@@ -165,7 +165,8 @@ impl TowerContext {
     #[track_caller]
     pub fn build<R>(&self, tower_function: impl FnOnce(&TowerContext) -> R) -> R {
         let scope = self.tower_scope();
-        self.graph.in_tower(self.index - self.here.start, scope.as_deref(), || tower_function(self))
+        let build = || self.graph.autocast(|| tower_function(self));
+        self.graph.in_tower(self.index - self.here.start, scope.as_deref(), build)
     }
 
     /// Returns the sum of `x` over all towers. Every tower must make the same calls with the same
@@ -202,8 +203,8 @@ impl TowerContext {
         if self.total == 1 {
             return x.clone();
         }
-        // A mean of bf16 tensors is rounded once, not after the sum and again after the division.
-        let wide = if x.dtype() == DType::Bf16 { DType::F32 } else { x.dtype() };
+        // A mean of bf16 or f16 tensors is rounded once, not after the sum and again after the division.
+        let wide = x.dtype().widened();
         (sum(&x.cast(wide)) * (1.0 / self.total as f64)).cast(x.dtype())
     }
 
@@ -259,6 +260,14 @@ impl TowerContext {
     /// [`minimize`](crate::optim::minimize) does not update them.
     pub fn freeze_variables<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
         build(&TowerContext { frozen: true, ..self.clone() })
+    }
+
+    /// Runs `build` with contractions in f32, in a tower that computes in bf16 or f16 (see
+    /// [`Precision`](crate::graph::Precision)). Inputs that are narrow already are widened where a
+    /// contraction takes them; cast them at the start if everything inside is to be f32.
+    #[doc(alias = "autocast")]
+    pub fn full_precision<R>(&self, build: impl FnOnce(&TowerContext) -> R) -> R {
+        self.graph.full_precision(|| build(self))
     }
 
     /// Runs `build` as a layer called `name`, applied to `x`, in a scope of that name.

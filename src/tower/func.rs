@@ -132,7 +132,7 @@ impl TowerFunc {
         let graph = t.graph();
         let before: Vec<_> = guarded.iter().map(|&key| (key, graph.collection(key))).collect();
         let updates_before = graph.collection(UPDATE_OPS).ops.len();
-        let outputs = within(t, &mut |t| (self.function)(t, inputs));
+        let outputs = within(t, &mut |t| graph.autocast(|| (self.function)(t, inputs)));
         let updates = graph.collection_ops(UPDATE_OPS).split_off(updates_before);
         for (key, collection) in before {
             graph.restore_collection(key, collection);

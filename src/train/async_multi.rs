@@ -4,12 +4,12 @@ use super::Iteration;
 use super::async_towers::AsyncTowers;
 use super::data_parallel::Devices;
 use super::single_cost::{Setup, Strategy};
-use crate::graph::{Fetch, Op};
+use crate::graph::{Fetch, Op, Precision};
 use crate::input::InputSource;
 use crate::optim::{Gradient, apply_gradients, compute_gradients};
 use crate::runtime::Device;
 use crate::tower::TowerContext;
-use tensorpack_tensor::{Error, Result};
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// Trains towers asynchronously: each computes gradients on a snapshot of the variables and applies
 /// them at once, without waiting for the other towers. The number of updates that others applied in
@@ -52,6 +52,10 @@ impl Strategy for AsyncMultiGpuTrainer {
     fn build(&self, setup: &mut Setup<'_>) -> Result<Op> {
         self.devices.check_and_log()?;
         self.devices.check_forks()?;
+        if setup.graph().precision() == Precision::F16 {
+            let why = "asynchronous towers do not train in f16: they would share one loss scale";
+            return Err(Error::new(ErrorKind::Unsupported, why).note("use bf16, or a synchronous trainer"));
+        }
         if self.towers() > 1 {
             log::warn!("asynchronous training does not resume bit-identically: its results depend on timing");
         }

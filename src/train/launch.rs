@@ -13,7 +13,8 @@ pub fn launch_train_with_config(
     let TrainConfig { model, data, run } = config;
     run.check()?;
     logger::init();
-    let trainer = trainer.into();
+    let trainer = trainer.into().precision(run.precision.unwrap_or_default());
+    let trainer = trainer.loss_scale(run.loss_scale.unwrap_or_default());
     let input = match data {
         Data::Input(input) => input,
         Data::Dataflow(dataflow) => trainer.strategy().default_input(dataflow),

@@ -8,6 +8,7 @@ use super::step_plan::StepPlan;
 use crate::callback::{Callbacks, TrainCx, TrainState};
 use crate::graph::{Fetch, GLOBAL_STEP};
 use crate::input::InputSource;
+use crate::optim::{LOSS_SCALE, SKIPPED_STEPS};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -319,12 +320,24 @@ impl MainLoop<'_> {
     fn triggers(&mut self, begun: Instant, times: Times) -> Result<()> {
         self.callbacks.after_epoch(&mut TrainCx { state: self.state })?;
         let elapsed = begun.elapsed();
+        self.put_loss_scale()?;
         self.callbacks.trigger_epoch(&mut TrainCx { state: self.state })?;
         for (name, value) in self.input.iter().flat_map(|i| i.report()) {
             self.state.monitors.put_timing(&name, value);
         }
         self.state.monitors.end_epoch();
         log::info!("{}", time_summary(self.state.progress.epoch_num, elapsed, begun.elapsed(), times));
+        Ok(())
+    }
+
+    /// Reports the loss scale and the number of skipped steps of training in f16.
+    fn put_loss_scale(&mut self) -> Result<()> {
+        let TrainState { session, monitors, .. } = &mut *self.state;
+        if session.graph().variables().iter().any(|v| v.name == LOSS_SCALE) {
+            for name in [LOSS_SCALE, SKIPPED_STEPS] {
+                monitors.put_scalar(name, session.read(name)?.to_scalar()?);
+            }
+        }
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use super::{NanPolicy, StepsPerLaunch, default_callbacks, default_monitors};
 use crate::callback::Callback;
+use crate::graph::{LossScale, Precision};
 use crate::io::{Disk, Keep, SessionInit};
 use crate::monitor::Monitor;
 use crate::runtime::SessionOptions;
@@ -33,6 +34,8 @@ pub struct RunConfig {
     pub(super) disk: Option<Box<dyn Disk>>,
     pub(super) nan: NanPolicy,
     pub(super) steps_per_launch: StepsPerLaunch,
+    pub(super) precision: Option<Precision>,
+    pub(super) loss_scale: Option<LossScale>,
 }
 
 impl Default for RunConfig {
@@ -54,6 +57,8 @@ impl Default for RunConfig {
             disk: None,
             nan: NanPolicy::default(),
             steps_per_launch: StepsPerLaunch::Exactly(1),
+            precision: None,
+            loss_scale: None,
         }
     }
 }
@@ -220,6 +225,28 @@ macro_rules! run_settings {
                 steps: impl Into<$crate::train::StepsPerLaunch>,
             ) -> $config {
                 self $(.$run)? .steps_per_launch = steps.into();
+                self
+            }
+
+            /// Sets the precision in which the model computes: see `docs/precision.md`. Defaults to
+            /// [`Precision::Tf32`]($crate::graph::Precision::Tf32). A trainer whose graph is built
+            /// already has the precision of that graph
+            /// ([`Graph::set_precision`]($crate::graph::Graph::set_precision)); another one is an
+            /// error.
+            #[must_use]
+            #[doc(alias = "mixed_precision")]
+            #[doc(alias = "autocast")]
+            pub fn precision(mut self, precision: $crate::graph::Precision) -> $config {
+                self $(.$run)? .precision = Some(precision);
+                self
+            }
+
+            /// Sets how the cost is scaled in [`Precision::F16`]($crate::graph::Precision::F16); other
+            /// precisions ignore it. Like the precision, it must be that of a graph that is built
+            /// already.
+            #[must_use]
+            pub fn loss_scale(mut self, loss_scale: $crate::graph::LossScale) -> $config {
+                self $(.$run)? .loss_scale = Some(loss_scale);
                 self
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{Iteration, RunTrainOp, TowerTrainer, TrainConfig, Trained, Trainer};
 use crate::distributed::ProcessGroup;
-use crate::graph::{Fetch, Graph, Op, Tensor, TensorSpec};
+use crate::graph::{Fetch, Graph, LossScale, Op, Precision, Tensor, TensorSpec};
 use crate::input::{FeedInput, InputSource, QueueInput};
 use crate::optim::Optimizer;
 use crate::runtime::Device;
@@ -151,18 +151,38 @@ impl Setup<'_> {
 /// ```
 ///
 /// [`setup_graph`]: SingleCostTrainer::setup_graph
-pub struct SingleCostTrainer(Box<dyn Strategy>);
+pub struct SingleCostTrainer {
+    strategy: Box<dyn Strategy>,
+    precision: Precision,
+    loss_scale: LossScale,
+}
 
 impl<S: Strategy + 'static> From<S> for SingleCostTrainer {
     fn from(strategy: S) -> SingleCostTrainer {
-        SingleCostTrainer(Box::new(strategy))
+        SingleCostTrainer {
+            strategy: Box::new(strategy),
+            precision: Precision::default(),
+            loss_scale: LossScale::default(),
+        }
     }
 }
 
 impl SingleCostTrainer {
     /// Returns the strategy.
     pub fn strategy(&self) -> &dyn Strategy {
-        &*self.0
+        &*self.strategy
+    }
+
+    /// Sets the precision in which the towers compute. Defaults to [`Precision::Tf32`].
+    #[must_use]
+    pub fn precision(self, precision: Precision) -> SingleCostTrainer {
+        SingleCostTrainer { precision, ..self }
+    }
+
+    /// Sets how the cost is scaled in f16.
+    #[must_use]
+    pub fn loss_scale(self, loss_scale: LossScale) -> SingleCostTrainer {
+        SingleCostTrainer { loss_scale, ..self }
     }
 
     /// Builds the graph: the towers of the tower function `get_cost`, which returns the cost, on
@@ -174,9 +194,11 @@ impl SingleCostTrainer {
         get_cost: impl Fn(&TowerContext, &[Tensor]) -> Tensor + 'static,
         get_optimizer: impl Fn(&TowerContext) -> Box<dyn Optimizer>,
     ) -> Result<TowerTrainer> {
-        let SingleCostTrainer(strategy) = self;
+        let SingleCostTrainer { strategy, precision, loss_scale } = self;
         strategy.check_input(&*input)?;
         let graph = Graph::new();
+        graph.set_precision(precision);
+        graph.set_loss_scale(loss_scale);
         let mut tower = TowerFunc::new(signature, move |t, inputs| vec![get_cost(t, inputs)])?;
         let mut setup =
             Setup { graph: &graph, tower: &mut tower, input: &mut *input, optimizer: &get_optimizer };

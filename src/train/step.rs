@@ -233,6 +233,13 @@ impl StepCx<'_> {
                 self.runs_done += 1;
                 return Ok(&[]);
             }
+            Err(e) if e.kind() == ErrorKind::Overflow => {
+                log_overflow(step);
+                let session = &self.state.session;
+                session.set_run_index(session.run_index()? + 1)?;
+                self.runs_done += 1;
+                return Ok(&[]);
+            }
             Err(e) if e.kind() == ErrorKind::NotFinite => {
                 return Err(self.plan.costs.explain(e).within(format!("step {step}")));
             }
@@ -280,6 +287,11 @@ impl StepCx<'_> {
     pub fn stop(&mut self, reason: impl Into<String>) {
         self.state.stop_reason.get_or_insert(reason.into());
     }
+}
+
+/// Logs that a step was skipped. Its loss scale has been lowered already.
+pub(super) fn log_overflow(step: u64) {
+    log::info!("step {step} overflowed in f16 and was skipped; the loss scale is halved");
 }
 
 /// A run for another thread, with all it takes.

@@ -1,6 +1,7 @@
 //! The step plan: the compiled programs of a step, including the fetches of callbacks.
 
 use super::cost_trend::CostTrend;
+use super::step::log_overflow;
 use crate::callback::{Callbacks, CollectCx, FetchHandle, Progress, TrainState};
 use crate::graph::{Fetch, Frozen, NodeId, NodeKind, Role};
 use crate::runtime::{Cadence, IntoFetch, Launches, Session, StepProgram};
@@ -152,6 +153,7 @@ impl StepPlan {
                         self.run(id).program.deliver(values);
                         self.hand_out(id, progress, callbacks)?;
                     }
+                    Err(e) if e.kind() == ErrorKind::Overflow => log_overflow(step),
                     Err(e) => {
                         let skips = e.kind() == ErrorKind::NotFinite && {
                             state.skipped.total += 1;
@@ -196,6 +198,10 @@ impl StepPlan {
     ) -> Result<()> {
         let collected = self.run(id).program.collect(session);
         let step = progress.global_step + 1;
+        if matches!(&collected, Err(e) if e.kind() == ErrorKind::Overflow) {
+            log_overflow(step);
+            return Ok(());
+        }
         collected.map_err(|e| self.costs.explain(e).within(format!("step {step}")))?;
         self.hand_out(id, progress, callbacks)
     }

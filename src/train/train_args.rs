@@ -6,9 +6,10 @@ use super::{
     SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
 };
 use crate::command_line;
+use crate::graph::Precision;
 use crate::io::smart_init;
 use crate::runtime::Device;
-use clap::builder::{PossibleValue, PossibleValuesParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -64,6 +65,9 @@ pub struct TrainArgs {
     /// Threads of each device.
     #[arg(long, value_name = "N")]
     pub threads_per_device: Option<usize>,
+    /// The precision: f32, tf32 (on NVIDIA GPUs), bf16 or f16; defaults to tf32.
+    #[arg(long, value_name = "TYPE", value_parser = precision_names())]
+    pub precision: Option<Precision>,
     /// The log directory; an existing run in it is resumed.
     #[arg(long, value_name = "DIR")]
     pub logdir: Option<PathBuf>,
@@ -85,6 +89,11 @@ pub struct TrainArgs {
     /// Fail if the program does not reach its stated result.
     #[arg(long)]
     pub assert: bool,
+}
+
+fn precision_names() -> impl TypedValueParser<Value = Precision> {
+    let names = Precision::ALL.map(|precision| PossibleValue::new(precision.name()));
+    PossibleValuesParser::new(names).try_map(|name| name.parse::<Precision>())
 }
 
 fn trainer_names() -> PossibleValuesParser {
@@ -148,6 +157,7 @@ impl TrainArgs {
                 "--trainer" => self.trainer.is_some(),
                 "--devices" => !self.devices.is_empty(),
                 "--threads-per-device" => self.threads_per_device.is_some(),
+                "--precision" => self.precision.is_some(),
                 "--logdir" => self.logdir.is_some(),
                 "--load" => self.load.is_some(),
                 "--fresh" => self.fresh,
@@ -177,6 +187,7 @@ impl TrainArgs {
             run.seed = None;
             run.session.seed = seed;
         }
+        run.precision = self.precision.or(run.precision);
         run.logdir = self.logdir.clone().or(run.logdir.take());
         run.fresh |= self.fresh;
         if let [device, ..] = self.devices[..] {
@@ -245,8 +256,8 @@ mod tests {
 
     #[test]
     fn options_are_parsed_and_applied() {
-        let options =
-            "--max-epoch 3 --seed 7 --logdir /tmp/x --fresh --threads-per-device 2 --steps-per-launch 16";
+        let options = "--max-epoch 3 --seed 7 --logdir /tmp/x --fresh --threads-per-device 2 --steps-per-launch 16 \
+             --precision bf16";
         let args = args(options).unwrap();
         let config = args.apply(RunConfig::new()).unwrap();
         let options = config.session_options().unwrap();
@@ -254,6 +265,7 @@ mod tests {
         assert_eq!(config.logdir.unwrap().to_str(), Some("/tmp/x"));
         assert!(config.fresh);
         assert_eq!(config.steps_per_launch, StepsPerLaunch::Exactly(16));
+        assert_eq!(config.precision, Some(Precision::Bf16));
     }
 
     #[test]
@@ -309,7 +321,15 @@ mod tests {
 
     #[test]
     fn bad_options_are_errors_that_name_them() {
-        let lines = ["--max-epoch", "--seed x", "--color red", "--trainer none", "--devices cpu:x", "epoch"];
+        let lines = [
+            "--max-epoch",
+            "--seed x",
+            "--color red",
+            "--trainer none",
+            "--devices cpu:x",
+            "--precision f8",
+            "epoch",
+        ];
         for line in lines {
             let error = args(line).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Argument, "{line}");
@@ -322,11 +342,11 @@ mod tests {
     #[test]
     fn an_option_that_does_not_apply_is_an_error() {
         let all = "--max-epoch 1 --steps-per-epoch 1 --steps-per-launch 2 --trainer simple --devices cpu:0 \
-                   --threads-per-device 1 --logdir a --load b --fresh --seed 1 --fake --full --assert";
+                   --threads-per-device 1 --precision bf16 --logdir a --load b --fresh --seed 1 --fake --full --assert";
         let (all, none) = (args(all).unwrap(), args("").unwrap());
         let command = Program::command();
         let options: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
-        assert_eq!(options.len(), 13);
+        assert_eq!(options.len(), 14);
         for option in options {
             let option = format!("--{option}");
             let error = all.without(&[&option]).unwrap_err();

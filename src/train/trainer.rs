@@ -389,12 +389,18 @@ impl Trainer {
             .threads
             .or_else(|| self.group.as_ref().map(|group| ranks::threads(group, self.tower_count())));
         let process_group = self.group.clone().or(options.process_group);
-        Ok(SessionOptions {
-            device: self.device.unwrap_or(options.device),
-            threads,
-            process_group,
-            ..options
-        })
+        let (precision, device) = (self.graph.precision(), self.device.unwrap_or(options.device));
+        if let Some(wanted) = config.precision.filter(|wanted| *wanted != precision) {
+            let why = format!("the precision of the run is {wanted}, but its graph was built in {precision}");
+            return Err(
+                Error::argument(why).note("call set_precision(..) on the graph before towers are built")
+            );
+        }
+        if config.loss_scale.is_some_and(|wanted| wanted != self.graph.loss_scale()) {
+            return Err(Error::argument("the loss scale of the run is not that of its graph")
+                .note("call set_loss_scale(..) on the graph before gradients are computed"));
+        }
+        Ok(SessionOptions { device, threads, process_group, ..options }.in_precision(precision))
     }
 
     /// Freezes the graph and creates the session.
@@ -409,7 +415,7 @@ impl Trainer {
         let disk = config.disk.take().unwrap_or_else(|| Box::new(RealDisk));
         let store = lock.map(|lock| CheckpointStore::open_on(disk, lock)).transpose()?;
         let options = SessionOptions { interrupt: interrupt.clone(), ..self.session_options(config)? };
-        let (seed, device) = (options.seed, options.device);
+        let (seed, device, precision) = (options.seed, options.device, self.graph.precision());
         let session = Session::with(self.graph.clone().freeze()?, options)?;
         let progress = Progress {
             epoch_num: config.starting_epoch - 1,
@@ -428,6 +434,7 @@ impl Trainer {
             "batches_per_pass": self.input.as_ref().and_then(|i| i.size()),
             "max_epoch": config.max_epoch,
             "device": device.to_string(),
+            "precision": precision.to_string(),
         });
         Ok(TrainState {
             session,

@@ -71,6 +71,32 @@ fn gradients_sent_as_bf16_give_nearly_the_same_variables() {
     }
 }
 
+/// The first steps overflow, until the loss scale is small enough. All ranks skip the same ones.
+#[test]
+fn f16_skips_the_same_steps_in_any_division() {
+    let _turn = Turn::Training.take();
+    let task = |towers, sharded| {
+        let (dir, task) = task(Net::Dense, towers);
+        (dir, Task { epochs: 1, steps_per_epoch: 12, f16: true, sharded, ..task })
+    };
+    let (_dir, alone) = task(4, false);
+    start_alone(&alone).assert_finishes();
+    let whole = Outcome::read(&alone);
+    let skipped = i64::from_le_bytes(whole.bytes("loss_scale/skipped_steps").try_into().unwrap());
+    let scale = whole.values("loss_scale/scale")[0];
+    assert!((1..12).contains(&skipped), "{skipped}");
+    assert_eq!(scale, 16_777_216.0 / 2f32.powi(skipped as i32));
+    for (ranks, towers) in [(2, 2), (4, 1)] {
+        for sharded in [false, true] {
+            let (_dir, task) = task(towers, sharded);
+            Installation::sample(&format!("f16 {ranks} x {towers}"))[0].finish(ranks, &task);
+            let what = format!("{ranks} x {towers}, sharded: {sharded}");
+            Outcome::read(&task).assert_same(&whole, &what);
+            println!("{what}: same bits");
+        }
+    }
+}
+
 #[test]
 fn a_convnet_with_dropout_has_the_same_bits_in_any_division() {
     any_division_gives_the_same_bits(Net::Convnet);

@@ -105,6 +105,9 @@ fn train(task: &Task, rank: usize, difference: Option<Difference>) -> Result<Tra
     if difference == Some(Difference::InitialValues) {
         config = config.session_init(OtherValues);
     }
+    if task.f16 {
+        config = config.precision(Precision::F16).loss_scale(LossScale::new().initial(16_777_216.0));
+    }
     if rank == 0 {
         config = config.disk(Box::new(FaultyDisk::default()));
     }

@@ -151,6 +151,8 @@ pub(crate) struct Task {
     pub(crate) one_sided: Option<OneSided>,
     /// The log directory of all ranks but the first, if it is another one.
     pub(crate) other_logdir: Option<PathBuf>,
+    /// Computes in f16, with a loss scale that is too large at first.
+    pub(crate) f16: bool,
 }
 
 impl Task {
@@ -176,6 +178,7 @@ impl Task {
             bf16: false,
             one_sided: None,
             other_logdir: None,
+            f16: false,
         }
     }
 

@@ -97,6 +97,7 @@ pub(crate) fn same_without_fusion(
     for (k, (found, right)) in found.iter().zip(&right).enumerate() {
         let tolerance = match right.dtype() {
             DType::Bf16 => 1e-2,
+            DType::F16 => 1.25e-3,
             d if d.is_float() => 1e-5,
             _ => 0.0,
         };

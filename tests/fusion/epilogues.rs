@@ -98,7 +98,7 @@ fn operand(b: &mut Building, y: &Tensor, lhs: &Tensor, c: &mut Choices<'_>) -> T
 fn epilogues_do_not_change_results() {
     for_random_graphs("epilogues", 300, |choices| {
         same_without_fusion(choices, |b, c| {
-            let dtype = c.pick(&[DType::F32, DType::F32, DType::F32, DType::F64, DType::Bf16]);
+            let dtype = c.pick(&[DType::F32, DType::F32, DType::F32, DType::F64, DType::Bf16, DType::F16]);
             let (y, lhs) = contraction(b, c, dtype);
             let y = b.stored(y);
             let rank = y.rank();
@@ -120,9 +120,10 @@ fn epilogues_do_not_change_results() {
                 6 => (&other * &y).relu() + &other,
                 _ => (&y + &other).tanh(),
             };
-            let mut outputs = vec![match c.below(6) {
+            let mut outputs = vec![match c.below(7) {
                 0 => made.cast(DType::F64),
                 1 => made.cast(DType::Bf16),
+                2 => made.cast(DType::F16),
                 _ => made,
             }];
             if c.below(4) == 0 {

@@ -101,9 +101,9 @@ impl GraphBuilder {
                     None => condition.select(&x, &self.constant(0.25)),
                 }
             }
-            15 if float => {
-                x.cast(c.pick(&[DType::I64, DType::F64, DType::I32, DType::Bf16])).cast(self.dtype)
-            }
+            15 if float => x
+                .cast(c.pick(&[DType::I64, DType::F64, DType::I32, DType::Bf16, DType::F16]))
+                .cast(self.dtype),
             15 => x.cast(c.pick(&[DType::I32, DType::F64, DType::U8, DType::Bool])).cast(self.dtype),
             16 if rank > 0 => self.repeat(&x, c),
             17 if rank > 0 && !sizes(&x).contains(&0) => {

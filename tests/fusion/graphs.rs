@@ -145,10 +145,12 @@ fn fused_floats_are_the_same_within_rounding() {
 }
 
 #[test]
-fn fused_bf16_are_the_same_within_rounding() {
-    for_random_graphs("bf16", 60, |choices| {
-        let unfused = draw(choices, DType::Bf16, Isa::detect(), true)?;
-        draw(choices, DType::Bf16, Isa::detect(), false)?
-            .check(&unfused, |expected, found| check_close(expected, found, 2e-2))
-    });
+fn fused_floats_of_16_bits_are_the_same_within_rounding() {
+    for (dtype, tolerance) in [(DType::Bf16, 2e-2), (DType::F16, 2.5e-3)] {
+        for_random_graphs(&dtype.to_string(), 60, |choices| {
+            let unfused = draw(choices, dtype, Isa::detect(), true)?;
+            draw(choices, dtype, Isa::detect(), false)?
+                .check(&unfused, |expected, found| check_close(expected, found, tolerance))
+        });
+    }
 }

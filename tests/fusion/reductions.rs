@@ -9,7 +9,15 @@ use tensorpack::graph::Tensor;
 fn reductions_of_one_space_are_the_same() {
     for_random_graphs("reductions", 200, |choices| {
         same_without_fusion(choices, |b, c| {
-            let dtype = c.pick(&[DType::F32, DType::F32, DType::F64, DType::I64, DType::I32, DType::Bf16]);
+            let dtype = c.pick(&[
+                DType::F32,
+                DType::F32,
+                DType::F64,
+                DType::I64,
+                DType::I32,
+                DType::Bf16,
+                DType::F16,
+            ]);
             let shape: Vec<usize> = (0..2 + c.below(2)).map(|_| c.pick(&[3, 4, 1, 2, 17, 4])).collect();
             let rank = shape.len();
             let mut seen: Vec<Tensor> = Vec::new();

@@ -37,7 +37,7 @@ impl OpDef for Stored {
 fn a_result_has_its_declared_dtype() {
     let values: Vec<f64> = vec![0.0, 0.3, -0.7, 1.0, 2.6, -3.9];
     for class in [Class::F32, Class::F64] {
-        for dtype in [DType::Bool, DType::I64, DType::F32, DType::F64, DType::I32, DType::U8, DType::Bf16] {
+        for dtype in DType::ALL {
             for wide in [DType::F32, DType::F64] {
                 let graph = Graph::new();
                 let x = graph.placeholder(&TensorSpec::new("x", DType::F64, [Some(6)]));

@@ -82,6 +82,7 @@ fn draw(choices: &[u32], unfused: bool) -> Result<Drawn, String> {
             DType::F32,
             DType::F64,
             DType::Bf16,
+            DType::F16,
             DType::I32,
             DType::I64,
         ]);
@@ -158,6 +159,7 @@ fn draw(choices: &[u32], unfused: bool) -> Result<Drawn, String> {
 fn same(right: &HostTensor, found: &HostTensor) -> bool {
     let tolerance = match right.dtype() {
         DType::Bf16 => 1e-2,
+        DType::F16 => 1.25e-3,
         d if d.is_float() => 1e-5,
         _ => 0.0,
     };

@@ -3,6 +3,6 @@
 
 mod bad_input;
 mod batch_norm;
-mod bf16;
+mod narrow;
 mod golden;
 mod models;

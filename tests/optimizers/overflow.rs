@@ -82,10 +82,12 @@ fn only_variables_with_an_infinite_initial_value_can_be_assigned_infinity() {
     }
 }
 
-/// The largest finite value of bf16 is below that of f32.
+/// The largest finite values of bf16 and f16 are below that of f32.
 #[test]
 fn overflow_is_checked_in_the_dtype_of_the_variable() {
-    for (dtype, max) in [(DType::F32, f64::from(f32::MAX)), (DType::Bf16, 3.3895313892515355e38)] {
+    let largest =
+        [(DType::F32, f64::from(f32::MAX)), (DType::Bf16, 3.3895313892515355e38), (DType::F16, 65504.0)];
+    for (dtype, max) in largest {
         let g = Graph::new();
         let t = TowerContext::training(&g);
         let x = g.placeholder(&TensorSpec::f32("x", []));

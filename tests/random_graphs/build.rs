@@ -23,7 +23,7 @@ pub(crate) enum Fault {
     Row(&'static str),
     /// They are wrong in every tower but the first.
     RowInOtherTowers(&'static str),
-    /// Variables that are declared bf16 are kept in f32.
+    /// Variables that are declared bf16 or f16 are kept in f32.
     WideVariables,
 }
 
@@ -53,9 +53,11 @@ impl Scratch {
     /// graph accepts it.
     pub(crate) fn extend(&mut self, program: &Program) -> Option<Made> {
         let change = Change { known: self.known, ..Change::default() };
+        program.set_precision(self.t.graph());
         let mut last = None;
         for at in self.tensors.len()..program.nodes.len() {
-            let made = node(program, at, &self.t, program.reference_floats(), &change, &self.tensors);
+            let floats = program.reference_floats();
+            let made = self.t.build(|t| node(program, at, t, floats, &change, &self.tensors));
             self.t.graph().first_error().ok()?;
             self.tensors.push(made.tensors.clone());
             last = Some(made);
@@ -131,6 +133,7 @@ pub(crate) struct Whole {
 /// Builds the whole program.
 pub(crate) fn build(program: &Program, floats: Floats, change: &Change) -> Result<Whole> {
     let graph = Graph::new();
+    program.set_precision(&graph);
     let mut whole = Whole {
         graph: graph.clone(),
         inputs: Vec::new(),

@@ -37,10 +37,10 @@ const JUMP: f64 = 1e-4;
 /// Results below this are what rounding leaves of terms that cancel.
 const CANCELLED_GRADIENT: f64 = 1e-6;
 
-/// The tolerance of a tensor in a program with bf16, as a multiple of its change under the coarser
+/// The tolerance of a tensor in a program with floats of 16 bits, as a multiple of its change under the coarser
 /// rounding.
-const BF16_SPREADS: f64 = 8.0;
-/// The seeds of the runs that confirm a failure in a program with bf16.
+const NARROW_SPREADS: f64 = 8.0;
+/// The seeds of the runs that confirm a failure in a program with floats of 16 bits.
 const CONFIRMATIONS: std::ops::Range<u64> = 4..24;
 
 /// How the names of gradients begin.
@@ -92,10 +92,10 @@ pub(crate) fn expect(program: &Program) -> std::result::Result<Expected, Unfit> 
     if let Some(bad) = found.iter().find(|f| f.values.iter().any(|v| !v.is_finite() || v.abs() > 1e12)) {
         return Err(Unfit::NotFinite(bad.name.clone()));
     }
-    if program.bf16 {
+    if program.narrow.is_some() {
         let tolerances = vec![0.0; found.len()];
         let mut expected = Expected { found, tolerances };
-        widen_bf16(program, &mut expected, f32::MANTISSA_DIGITS - WIDE_BITS, 0..4)?;
+        widen_narrow(program, &mut expected, f32::MANTISSA_DIGITS - WIDE_BITS, 0..4)?;
         return Ok(expected);
     }
     // One run of each rounding is enough for most programs. The others decide about a kink, and
@@ -148,11 +148,11 @@ fn tolerances(program: &Program, found: &[Found], runs: u64) -> std::result::Res
     Ok(tolerances)
 }
 
-/// Raises the tolerances of a program with bf16 to what runs with these seeds show.
+/// Raises the tolerances of a program with floats of 16 bits to what runs with these seeds show.
 ///
-/// A result of bf16 that is rounded the other way jumps, so changes do not grow in proportion to
+/// A result of 16 bits that is rounded the other way jumps, so changes do not grow in proportion to
 /// the rounding. Its tolerance is a multiple of the largest change under the coarser rounding.
-fn widen_bf16(
+fn widen_narrow(
     program: &Program,
     expected: &mut Expected,
     bits: u32,
@@ -166,7 +166,7 @@ fn widen_bf16(
                 return Err(Unfit::Kink(format!("{}: {change:e}", f.name)));
             }
             let floor = ULPS * ulp(program) * f.values.iter().fold(CANCELLED, |m, v| m.max(v.abs()));
-            *tolerance = tolerance.max(BF16_SPREADS * change + floor);
+            *tolerance = tolerance.max(NARROW_SPREADS * change + floor);
         }
     }
     Ok(())
@@ -202,13 +202,13 @@ pub(crate) fn check(
         return Err(failure(format!("{} results, not {}", found.len(), expected.found.len()), true));
     }
     let outcome = match compare(program, engine, expected, &found) {
-        // Few results of bf16 are so near to the middle between two neighbors that an engine may
+        // Few results of 16 bits are so near to the middle between two neighbors that an engine may
         // round them the other way, and the first runs may have missed one. With a bit less even
         // exact ties go either way, as on engines that multiply by a reciprocal.
-        Err(missed) if program.bf16 && !missed.raised => {
+        Err(missed) if program.narrow.is_some() && !missed.raised => {
             let mut wider =
                 Expected { found: expected.found.clone(), tolerances: expected.tolerances.clone() };
-            match widen_bf16(program, &mut wider, f32::MANTISSA_DIGITS - WIDE_BITS - 1, CONFIRMATIONS) {
+            match widen_narrow(program, &mut wider, f32::MANTISSA_DIGITS - WIDE_BITS - 1, CONFIRMATIONS) {
                 Ok(()) => compare(program, engine, &wider, &found),
                 Err(_) => Ok(()),
             }

@@ -6,9 +6,10 @@ use crate::program::{Class, Source};
 use crate::table::{cost_rows, op_rows};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use tensorpack::prelude::DType;
 
 /// Public names without a row, with the reason.
-const LEFT_OUT: [(&str, &str); 9] = [
+const LEFT_OUT: [(&str, &str); 11] = [
     ("print", "writes a line, on the CPU engine alone"),
     ("print_every", "writes a line, on the CPU engine alone"),
     ("Activation", "is an argument of layers"),
@@ -18,6 +19,8 @@ const LEFT_OUT: [(&str, &str); 9] = [
     ("regularize_cost", "is part of the cost"),
     ("Gradient", "is what optimizers are handed"),
     ("Optimizer", "is a trait"),
+    ("LOSS_SCALE", "is a name"),
+    ("SKIPPED_STEPS", "is a name"),
 ];
 /// Names that [`Program`](crate::program::Program) uses in every program.
 const EVERYWHERE: [&str; 7] = [
@@ -94,6 +97,9 @@ fn the_table_has_every_public_operation_layer_and_optimizer() {
     assert!(missing.is_empty(), "no row of the table uses {missing:?}");
 }
 
+/// The number of programs in which every row must be drawn.
+const PROGRAMS: u64 = 400;
+
 #[test]
 fn every_row_is_drawn() {
     let names = |rows: &[&'static crate::rows::Row]| rows.iter().map(|r| r.name).collect::<Vec<_>>();
@@ -103,12 +109,14 @@ fn every_row_is_drawn() {
     counts.extend(all.chain(wrappers().iter().map(|s| s.name)).map(|name| (name, 0)));
     let mut count = |name: &'static str| *counts.get_mut(name).expect("it is in the table") += 1;
     let [mut tied, mut unknown, mut empty, mut towers, mut uneven, mut one_row] = [0; 6];
-    let [mut bf16, mut narrow] = [0; 2];
-    for index in 0..120 {
+    let [mut bf16, mut f16, mut autocast, mut narrow] = [0; 4];
+    for index in 0..PROGRAMS {
         let program = draw_program(1, index, 0);
         towers += u64::from(program.towers.count > 1);
         uneven += u64::from(program.towers.last_batch.is_some());
-        bf16 += u64::from(program.bf16);
+        bf16 += u64::from(program.narrow == Some(DType::Bf16));
+        f16 += u64::from(program.narrow == Some(DType::F16));
+        autocast += u64::from(program.autocast);
         count(program.training.rate.0.name);
         count(program.training.rule.0.name);
         program.training.wrappers.iter().for_each(|w| count(w.0.name));
@@ -116,7 +124,7 @@ fn every_row_is_drawn() {
             match &node.source {
                 Source::Row { row, class, tied: again, .. } => {
                     count(row.name);
-                    narrow += u64::from(*class == Class::Bf16);
+                    narrow += u64::from(*class == Class::Narrow);
                     tied += u64::from(*again);
                 }
                 Source::Input { sizes, known, .. } => {
@@ -132,11 +140,14 @@ fn every_row_is_drawn() {
     let never: Vec<&&str> = counts.iter().filter(|(_, n)| **n == 0).map(|(name, _)| name).collect();
     let special = format!(
         "{tied} tied, {unknown} of unknown size, {empty} empty; {towers} programs with several towers, {uneven} of \
-         them with batches of different sizes, {one_row} inputs with one row in a tower; {bf16} programs with bf16, \
-         {narrow} rows in it"
+         them with batches of different sizes, {one_row} inputs with one row in a tower; {bf16} programs with bf16 \
+         and {f16} with f16, {autocast} with autocast, {narrow} rows in them"
     );
     eprintln!("drawn: {counts:?}, {special}");
     assert!(never.is_empty(), "never drawn: {never:?}");
-    let least = [tied, unknown, empty, uneven, one_row, narrow].into_iter().min();
-    assert!(least > Some(0) && towers.min(bf16) > 120 / 10, "{special}");
+    let least = [tied, unknown, empty, uneven, one_row, narrow, autocast].into_iter().min();
+    assert!(
+        least > Some(0) && towers.min(bf16 + f16) > PROGRAMS / 10 && bf16.min(f16) > PROGRAMS / 40,
+        "{special}"
+    );
 }

@@ -26,7 +26,7 @@ enum Form {
 pub(crate) enum Special {
     Nothing,
     SeveralTowers,
-    Bf16,
+    Narrow,
 }
 
 impl Special {
@@ -34,7 +34,7 @@ impl Special {
     pub(crate) fn of(seed: u64, index: u64) -> Special {
         match state(&[seed, index]) % 6 {
             0 => Special::SeveralTowers,
-            1 => Special::Bf16,
+            1 => Special::Narrow,
             _ => Special::Nothing,
         }
     }
@@ -92,7 +92,7 @@ pub(crate) struct Draw {
 /// Draws attempt `attempt` of program `index`.
 pub(crate) fn draw_program(seed: u64, index: u64, attempt: u64) -> Program {
     let mut draw = Draw::new(seed, index, attempt);
-    let target = match (draw.limit > 1000, draw.program.bf16 || draw.program.towers.count > 1) {
+    let target = match (draw.limit > 1000, draw.program.narrow.is_some() || draw.program.towers.count > 1) {
         (true, _) => draw.between(6, 16),
         (_, true) => draw.between(4, 24),
         (false, false) => draw.between(10, 60),
@@ -103,8 +103,8 @@ pub(crate) fn draw_program(seed: u64, index: u64, attempt: u64) -> Program {
             break;
         }
         let row = draw.of(op_rows());
-        if draw.program.bf16 {
-            draw.class = if draw.chance(0.6) { Class::Bf16 } else { Class::Float };
+        if draw.program.narrow.is_some() {
+            draw.class = if draw.chance(0.6) { Class::Narrow } else { Class::Float };
         }
         draw.add(row);
         if draw.chance(0.06) {
@@ -121,7 +121,8 @@ impl Draw {
         let program = Program {
             origin: [seed, index, attempt],
             float: DType::F32,
-            bf16: false,
+            narrow: None,
+            autocast: false,
             towers: Towers { count: 1, last_batch: None },
             nodes: Vec::new(),
             cost: Vec::new(),
@@ -147,7 +148,11 @@ impl Draw {
         draw.program.float = if draw.chance(0.65) { DType::F32 } else { DType::F64 };
         match Special::of(seed, index) {
             Special::SeveralTowers => draw.program.towers.count = draw.between(2, 3),
-            Special::Bf16 => (draw.program.bf16, draw.program.float) = (true, DType::F32),
+            Special::Narrow => {
+                let narrow = draw.of(&[DType::Bf16, DType::F16]);
+                (draw.program.narrow, draw.program.float) = (Some(narrow), DType::F32);
+                draw.program.autocast = draw.chance(0.5);
+            }
             Special::Nothing => {}
         }
         draw.program.together = draw.chance(0.5);
@@ -320,7 +325,7 @@ impl Draw {
     pub(crate) fn input(&mut self, class: Class, sizes: &[usize], below: Option<usize>) -> Port {
         let seed = self.word() >> 32;
         let elements = match (class, below) {
-            (Class::Float | Class::Bf16, _) => Elements::Reals { seed },
+            (Class::Float | Class::Narrow, _) => Elements::Reals { seed },
             (Class::Bool, _) => Elements::Indices { seed, below: 2 },
             (_, below) => Elements::Indices { seed, below: below.unwrap_or(7) },
         };
@@ -408,7 +413,7 @@ impl Draw {
 
     /// Returns the class of an input or a variable.
     fn float_class(&mut self) -> Class {
-        if self.program.bf16 && self.chance(0.5) { Class::Bf16 } else { Class::Float }
+        if self.program.narrow.is_some() && self.chance(0.5) { Class::Narrow } else { Class::Float }
     }
 
     /// Draws operands of a row and adds it.

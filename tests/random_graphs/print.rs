@@ -27,6 +27,10 @@ pub(crate) fn print(program: &Program, failure: &Failure) -> String {
     line(include_str!("values.rs"));
     line("fn run(float: DType, options: SessionOptions) -> Result<Vec<(String, HostTensor)>> {");
     line("    let graph = Graph::new();");
+    if program.autocast {
+        line(&format!("    graph.set_precision(Precision::{:?});", program.precision()));
+        line("    graph.set_loss_scale(LossScale::new().initial(4.0).smallest(4.0));");
+    }
     line(
         "    let (mut towers, mut costs, mut feeds) = (vec![], vec![], Vec::<(String, HostTensor)>::new());",
     );
@@ -44,8 +48,8 @@ pub(crate) fn print(program: &Program, failure: &Failure) -> String {
     ran(program, &mut line, matches!(failure.engine, Engine::Xla(_)));
     line("}\n");
     line("fn main() {");
-    // Rounds nothing but results in bf16.
-    let rounding = match program.bf16 {
+    // Rounds nothing but results of 16 bits.
+    let rounding = match program.narrow.is_some() {
         true => "stochastic_rounding: Some(StochasticRounding { bits: 53, seed: 0 }), ",
         false => "",
     };
@@ -89,7 +93,7 @@ fn port(program: &Program, port: &crate::program::Port) -> String {
 fn dtype(program: &Program, class: Class) -> String {
     match class {
         Class::Float => "float".to_string(),
-        Class::Bf16 if !program.bf16 => "float".to_string(),
+        Class::Narrow if program.narrow.is_none() => "float".to_string(),
         other => format!("DType::{:?}", other.dtype(program.floats())),
     }
 }

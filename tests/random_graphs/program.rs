@@ -18,7 +18,8 @@ pub(crate) struct Port {
 pub(crate) enum Class {
     /// f32 or f64, as the whole program says.
     Float,
-    Bf16,
+    /// bf16 or f16, as the whole program says.
+    Narrow,
     Int(DType),
     Bool,
 }
@@ -27,20 +28,20 @@ impl Class {
     pub(crate) fn of(dtype: DType) -> Class {
         match dtype {
             DType::Bool => Class::Bool,
-            DType::Bf16 => Class::Bf16,
+            d if d.is_narrow_float() => Class::Narrow,
             d if d.is_float() => Class::Float,
             d => Class::Int(d),
         }
     }
 
     pub(crate) fn is_float(self) -> bool {
-        matches!(self, Class::Float | Class::Bf16)
+        matches!(self, Class::Float | Class::Narrow)
     }
 
     pub(crate) fn dtype(self, floats: Floats) -> DType {
         match self {
             Class::Float => floats.wide,
-            Class::Bf16 => floats.narrow,
+            Class::Narrow => floats.narrow,
             Class::Int(dtype) => dtype,
             Class::Bool => DType::Bool,
         }
@@ -200,8 +201,10 @@ pub(crate) struct Program {
     /// Which draw this is, for reports: seed, number and attempt.
     pub(crate) origin: [u64; 3],
     pub(crate) float: DType,
-    /// Whether tensors of the class [`Class::Bf16`] are bf16. Otherwise they are like other floats.
-    pub(crate) bf16: bool,
+    /// The type of tensors of the class [`Class::Narrow`]. Without one they are like other floats.
+    pub(crate) narrow: Option<DType>,
+    /// Whether contractions of f32 narrow their inputs to that type.
+    pub(crate) autocast: bool,
     pub(crate) towers: Towers,
     pub(crate) nodes: Vec<Node>,
     /// Scalars that the cost is the sum of.
@@ -220,15 +223,30 @@ pub(crate) struct Program {
 }
 
 impl Program {
+    /// Sets the precision of the program's graph.
+    pub(crate) fn set_precision(&self, graph: &Graph) {
+        graph.set_precision(self.precision());
+        // Overflows are rejected like others, not skipped.
+        graph.set_loss_scale(LossScale::new().initial(4.0).smallest(4.0));
+    }
+
+    pub(crate) fn precision(&self) -> Precision {
+        match self.narrow.filter(|_| self.autocast) {
+            Some(DType::F16) => Precision::F16,
+            Some(_) => Precision::Bf16,
+            None => Precision::Tf32,
+        }
+    }
+
     /// Returns the float types of an engine.
     pub(crate) fn floats(&self) -> Floats {
-        Floats { wide: self.float, narrow: if self.bf16 { DType::Bf16 } else { self.float } }
+        Floats { wide: self.float, narrow: self.narrow.unwrap_or(self.float) }
     }
 
     /// Returns the float types of the reference. With f64 feeds and fetches are not rounded, but
-    /// losses of bf16 are always f32.
+    /// losses of bf16 and f16 are always f32.
     pub(crate) fn reference_floats(&self) -> Floats {
-        if self.bf16 { self.floats() } else { Floats { wide: DType::F64, narrow: DType::F64 } }
+        if self.narrow.is_some() { self.floats() } else { Floats { wide: DType::F64, narrow: DType::F64 } }
     }
 
     /// Returns the sizes of an input in a tower.

@@ -10,8 +10,8 @@ use tensorpack::runtime::{IntoFetch, StochasticRounding};
 /// How the names of variables after training start.
 pub(crate) const VARIABLE: &str = "the variable";
 
-/// The rounding of the reference in programs with bf16: results in bf16 are rounded, and no others.
-const ONLY_BF16: StochasticRounding = StochasticRounding { bits: f64::MANTISSA_DIGITS, seed: 0 };
+/// The rounding of the reference in programs with floats of 16 bits: these are rounded, and no others.
+const ONLY_NARROW: StochasticRounding = StochasticRounding { bits: f64::MANTISSA_DIGITS, seed: 0 };
 
 /// An engine that runs programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,12 +126,12 @@ pub(crate) fn run(
         Engine::ReferenceInF32 | Engine::Cpu { .. } | Engine::Xla(_) => program.floats(),
     };
     let fault = if let Engine::Faulty(fault) = engine { Some(fault) } else { None };
-    let only_bf16 = (exact && program.bf16).then_some(ONLY_BF16);
+    let only_narrow = (exact && program.narrow.is_some()).then_some(ONLY_NARROW);
     let Whole { graph, inputs, costs, forward, gradients, second, train } =
         build(program, floats, &Change { known: exact, fault })?;
     let session = Session::with(
         graph.freeze()?,
-        SessionOptions { stochastic_rounding: rounding.or(only_bf16), ..engine.options() },
+        SessionOptions { stochastic_rounding: rounding.or(only_narrow), ..engine.options() },
     )?;
     let moved = |values: Vec<f64>, seed: u64| match rounding {
         Some(StochasticRounding { bits, seed: stream }) => {
@@ -145,8 +145,8 @@ pub(crate) fn run(
     for v in session.graph().variables().iter().filter(|v| v.trainable) {
         let seed = crate::seed_of(&v.name);
         let values = crate::values(seed, v.sizes.iter().product()).iter().map(|v| v * 0.5).collect();
-        // Moving a number of bf16 would round it the other way.
-        let values = if v.dtype == DType::Bf16 { values } else { moved(values, seed) };
+        // Moving a number of 16 bits would round it the other way.
+        let values = if v.dtype.is_narrow_float() { values } else { moved(values, seed) };
         session.write(&v.name, &HostTensor::from_f64(v.dtype, v.sizes.clone(), &values)?)?;
     }
     let mut feeds = Vec::new();

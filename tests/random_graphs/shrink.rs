@@ -63,8 +63,11 @@ pub(crate) fn candidates(program: &Program) -> Vec<Program> {
     if program.towers.last_batch.is_some() {
         simpler(&|p| p.towers.last_batch = None);
     }
-    if program.bf16 {
-        simpler(&|p| p.bf16 = false);
+    if program.autocast {
+        simpler(&|p| p.autocast = false);
+    }
+    if program.narrow.is_some() {
+        simpler(&|p| p.narrow = None);
     }
     // Fetches.
     if program.steps > 0 {
@@ -195,7 +198,7 @@ fn cut(program: &Program, at: usize) -> Option<Program> {
     let class = Class::of(spec.0);
     let seed = at as u64 + 1000;
     let elements = match class {
-        Class::Float | Class::Bf16 => Elements::Reals { seed },
+        Class::Float | Class::Narrow => Elements::Reals { seed },
         Class::Bool => Elements::Indices { seed, below: 2 },
         Class::Int(_) => Elements::Indices { seed, below: 2 },
     };

@@ -36,8 +36,8 @@ fn only() -> Option<Special> {
     Some(match name.as_str() {
         "plain" => Special::Nothing,
         "towers" => Special::SeveralTowers,
-        "bf16" => Special::Bf16,
-        _ => panic!("TENSORPACK_TEST_ONLY is {name:?}, not plain, towers or bf16"),
+        "narrow" => Special::Narrow,
+        _ => panic!("TENSORPACK_TEST_ONLY is {name:?}, not plain, towers or narrow"),
     })
 }
 
@@ -105,8 +105,8 @@ pub(crate) fn work() {
             }
         }
         let towers = u64::from(program.towers.count > 1);
-        let bf16 = u64::from(program.bf16);
-        say(&format!("end {} {} {towers} {bf16}", program.rows(), expected.found.len()));
+        let narrow = u64::from(program.narrow.is_some());
+        say(&format!("end {} {} {towers} {narrow}", program.rows(), expected.found.len()));
     }
 }
 
@@ -151,7 +151,7 @@ struct Tally {
     rows: u64,
     tensors: u64,
     towers: u64,
-    bf16: u64,
+    narrow: u64,
     kinks: u64,
     infinite: u64,
     refused: u64,
@@ -178,7 +178,7 @@ pub(crate) fn supervise() {
         all.rows += one.rows;
         all.tensors += one.tensors;
         all.towers += one.towers;
-        all.bf16 += one.bf16;
+        all.narrow += one.narrow;
         all.kinks += one.kinks;
         all.infinite += one.infinite;
         all.refused += one.refused;
@@ -186,9 +186,9 @@ pub(crate) fn supervise() {
     }
     let drawn = all.tried + all.kinks + all.infinite + all.refused;
     eprintln!(
-        "{} graphs of {} rows, {} with several towers, {} with bf16; {} tensors compared on each engine; \
+        "{} graphs of {} rows, {} with several towers, {} with bf16 or f16; {} tensors compared on each engine; \
          drawn again: {} near kinks, {} not finite, {} refused",
-        all.tried, all.rows, all.towers, all.bf16, all.tensors, all.kinks, all.infinite, all.refused
+        all.tried, all.rows, all.towers, all.narrow, all.tensors, all.kinks, all.infinite, all.refused
     );
     assert!(all.failures.is_empty(), "{} graphs fail:\n{}", all.failures.len(), all.failures.join("\n"));
     assert!(
@@ -225,7 +225,7 @@ fn share(seed: u64, mut first: u64, stride: u64, end: u64) -> Tally {
                     tally.rows += numbers[0];
                     tally.tensors += numbers[1];
                     tally.towers += numbers[2];
-                    tally.bf16 += numbers[3];
+                    tally.narrow += numbers[3];
                 }
                 "fail" => {
                     eprintln!("{rest}");

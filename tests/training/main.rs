@@ -25,6 +25,7 @@ mod interface;
 mod kills;
 mod life_cycle;
 mod log_file;
+mod loss_scale;
 mod models;
 mod modules;
 mod named_inputs;

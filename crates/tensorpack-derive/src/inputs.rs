@@ -9,10 +9,11 @@ use syn::spanned::Spanned;
 use syn::{Data, DeriveInput, Error, Expr, Field, Fields, Ident, LitStr, Result, Token, bracketed};
 
 /// The element types, as they are written in an attribute and as variants of `DType`.
-const DTYPES: [(&str, &str); 7] = [
+const DTYPES: [(&str, &str); 8] = [
     ("f32", "F32"),
     ("f64", "F64"),
     ("bf16", "Bf16"),
+    ("f16", "F16"),
     ("i32", "I32"),
     ("i64", "I64"),
     ("u8", "U8"),
@@ -209,7 +210,7 @@ mod tests {
         for (attribute, expected) in [
             (quote!(), "needs an attribute"),
             (quote!(#[input]), "input"),
-            (quote!(#[input(f16, [None])]), "one of f32, f64, bf16"),
+            (quote!(#[input(f8, [None])]), "one of f32, f64, bf16"),
             (quote!(#[input(f32)]), "expected"),
             (quote!(#[input(f32, None)]), "square brackets"),
             (quote!(#[input(f32, [None], nmae = "x")]), "allow_infinite"),

@@ -7,7 +7,7 @@ use proc_macro::TokenStream;
 /// Implements the trait `Inputs` for a struct of tensors: each field is an input, in order.
 ///
 /// Every field has type `Tensor` and an attribute `#[input(DTYPE, [SIZES])]`. `DTYPE` is one of
-/// `f32`, `f64`, `bf16`, `i32`, `i64`, `u8` and `bool`. A size is `None` if it is known only when
+/// `f32`, `f64`, `bf16`, `f16`, `i32`, `i64`, `u8` and `bool`. A size is `None` if it is known only when
 /// the input is fed, and otherwise an expression of type `usize`. Two options may follow:
 ///
 /// - `name = "NAME"` sets the name of the input, which defaults to the name of the field;

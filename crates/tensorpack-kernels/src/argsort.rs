@@ -1,7 +1,7 @@
 //! Argsort and top-k: the indices of elements in order of their values.
 
 use std::cmp::Ordering;
-use tensorpack_tensor::{DType, bf16};
+use tensorpack_tensor::{DType, bf16, f16};
 
 /// Approximate number of elements per chunk.
 const CHUNK: usize = 8 * 1024;
@@ -53,6 +53,9 @@ impl Argsort {
                     a.partial_cmp(b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
                 }),
                 DType::Bf16 => self.sort(chunk, src.cast::<bf16>(), dst, scratch, |a, b| {
+                    a.partial_cmp(b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+                }),
+                DType::F16 => self.sort(chunk, src.cast::<f16>(), dst, scratch, |a, b| {
                     a.partial_cmp(b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
                 }),
                 DType::I32 => self.sort(chunk, src.cast::<i32>(), dst, scratch, i32::cmp),

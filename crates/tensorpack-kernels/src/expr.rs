@@ -9,11 +9,11 @@ use std::hash::{Hash, Hasher};
 use tensorpack_tensor::DType;
 
 /// The type that arithmetic is done in. Elements are converted when loaded and stored: bf16
-/// computes in f32, all integers and bool in i64 (wrapping when stored). That gives the same
+/// and f16 compute in f32, all integers and bool in i64 (wrapping when stored). That gives the same
 /// results with fewer loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
-    /// f32 and bf16.
+    /// f32, bf16 and f16.
     F32,
     /// f64.
     F64,
@@ -26,7 +26,7 @@ impl Class {
     #[doc(alias = "of")]
     pub fn from_dtype(dtype: DType) -> Class {
         match dtype {
-            DType::F32 | DType::Bf16 => Class::F32,
+            DType::F32 | DType::Bf16 | DType::F16 => Class::F32,
             DType::F64 => Class::F64,
             DType::I32 | DType::I64 | DType::U8 | DType::Bool => Class::I64,
         }

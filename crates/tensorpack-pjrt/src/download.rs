@@ -8,7 +8,7 @@ use crate::{Buffer, Event};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
-use tensorpack_tensor::{DType, HostTensor, Result, bf16};
+use tensorpack_tensor::{DType, HostTensor, Result, bf16, f16};
 
 /// A copy from a device to host memory that was started. Dropping it does not cancel the copy.
 #[doc(alias = "PJRT_Buffer_ToHostBuffer")]
@@ -86,6 +86,7 @@ fn elements(tensor: &mut HostTensor) -> Result<*mut std::ffi::c_void> {
         DType::F32 => tensor.as_mut_slice::<f32>()?.as_mut_ptr().cast(),
         DType::F64 => tensor.as_mut_slice::<f64>()?.as_mut_ptr().cast(),
         DType::Bf16 => tensor.as_mut_slice::<bf16>()?.as_mut_ptr().cast(),
+        DType::F16 => tensor.as_mut_slice::<f16>()?.as_mut_ptr().cast(),
         DType::I32 => tensor.as_mut_slice::<i32>()?.as_mut_ptr().cast(),
         DType::I64 => tensor.as_mut_slice::<i64>()?.as_mut_ptr().cast(),
         DType::U8 => tensor.as_mut_slice::<u8>()?.as_mut_ptr().cast(),

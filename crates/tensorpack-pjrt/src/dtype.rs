@@ -12,6 +12,7 @@ pub(crate) fn to_pjrt(dtype: DType) -> PJRT_Buffer_Type {
         DType::F32 => PJRT_Buffer_Type_F32,
         DType::F64 => PJRT_Buffer_Type_F64,
         DType::Bf16 => PJRT_Buffer_Type_BF16,
+        DType::F16 => PJRT_Buffer_Type_F16,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Element types.
 
-use half::bf16;
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -14,6 +14,9 @@ pub enum DType {
     F64,
     /// 16-bit brain float. A storage type: arithmetic runs in f32.
     Bf16,
+    /// 16-bit IEEE float, with more digits than bf16 and a smaller range: the largest is 65504. A
+    /// storage type: arithmetic runs in f32.
+    F16,
     /// 32-bit signed integer.
     I32,
     /// 64-bit signed integer.
@@ -26,22 +29,33 @@ pub enum DType {
 
 impl DType {
     /// All element types.
-    pub const ALL: [DType; 7] =
-        [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64, DType::U8, DType::Bool];
+    pub const ALL: [DType; 8] =
+        [DType::F32, DType::F64, DType::Bf16, DType::F16, DType::I32, DType::I64, DType::U8, DType::Bool];
 
     /// Returns the size of an element in bytes.
     pub const fn size(self) -> usize {
         match self {
             DType::F64 | DType::I64 => 8,
             DType::F32 | DType::I32 => 4,
-            DType::Bf16 => 2,
+            DType::Bf16 | DType::F16 => 2,
             DType::U8 | DType::Bool => 1,
         }
     }
 
     /// Returns whether this is a floating-point type.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F64 | DType::Bf16)
+        matches!(self, DType::F32 | DType::F64) || self.is_narrow_float()
+    }
+
+    /// Returns whether this is a float of 16 bits: a storage type whose arithmetic runs in f32.
+    pub const fn is_narrow_float(self) -> bool {
+        matches!(self, DType::Bf16 | DType::F16)
+    }
+
+    /// Returns the type that arithmetic on this type runs in: f32 for floats of 16 bits, otherwise
+    /// the type itself.
+    pub const fn widened(self) -> DType {
+        if self.is_narrow_float() { DType::F32 } else { self }
     }
 
     /// Returns whether this is an integer type. `Bool` is not.
@@ -56,6 +70,7 @@ impl fmt::Display for DType {
             DType::F32 => "f32",
             DType::F64 => "f64",
             DType::Bf16 => "bf16",
+            DType::F16 => "f16",
             DType::I32 => "i32",
             DType::I64 => "i64",
             DType::U8 => "u8",
@@ -97,4 +112,4 @@ macro_rules! element {
         }
     )*};
 }
-element!(f32 => F32, f64 => F64, bf16 => Bf16, i32 => I32, i64 => I64, u8 => U8, bool => Bool);
+element!(f32 => F32, f64 => F64, bf16 => Bf16, f16 => F16, i32 => I32, i64 => I64, u8 => U8, bool => Bool);

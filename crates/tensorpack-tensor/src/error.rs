@@ -23,6 +23,8 @@ pub enum ErrorKind {
     Argument,
     /// A NaN or infinity where a finite value is required.
     NotFinite,
+    /// A step that overflowed in f16. It was skipped and lowered the loss scale; the next one can run.
+    Overflow,
     /// Misuse of a graph's life cycle, such as adding to a frozen graph or mixing two graphs.
     Graph,
     /// A gradient that does not exist: an op without a derivative, or no path to the cost.

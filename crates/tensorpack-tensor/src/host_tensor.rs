@@ -1,7 +1,7 @@
 //! Tensors in host memory, used to feed, fetch, save and load values.
 
 use crate::{DType, Element, Error, ErrorKind, Result, element_count};
-use half::bf16;
+use half::{bf16, f16};
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ pub enum Storage {
     F32(Vec<f32>),
     F64(Vec<f64>),
     Bf16(Vec<bf16>),
+    F16(Vec<f16>),
     I32(Vec<i32>),
     I64(Vec<i64>),
     U8(Vec<u8>),
@@ -34,6 +35,7 @@ macro_rules! dispatch_storage {
             Storage::F32($v) => $body,
             Storage::F64($v) => $body,
             Storage::Bf16($v) => $body,
+            Storage::F16($v) => $body,
             Storage::I32($v) => $body,
             Storage::I64($v) => $body,
             Storage::U8($v) => $body,
@@ -74,6 +76,7 @@ impl HostTensor {
             DType::F32 => Storage::F32(vec![0.0; n]),
             DType::F64 => Storage::F64(vec![0.0; n]),
             DType::Bf16 => Storage::Bf16(vec![bf16::ZERO; n]),
+            DType::F16 => Storage::F16(vec![f16::ZERO; n]),
             DType::I32 => Storage::I32(vec![0; n]),
             DType::I64 => Storage::I64(vec![0; n]),
             DType::U8 => Storage::U8(vec![0; n]),
@@ -88,6 +91,7 @@ impl HostTensor {
             Storage::F32(_) => DType::F32,
             Storage::F64(_) => DType::F64,
             Storage::Bf16(_) => DType::Bf16,
+            Storage::F16(_) => DType::F16,
             Storage::I32(_) => DType::I32,
             Storage::I64(_) => DType::I64,
             Storage::U8(_) => DType::U8,
@@ -138,6 +142,7 @@ impl HostTensor {
             Storage::F32(v) => bytemuck::cast_slice(v),
             Storage::F64(v) => bytemuck::cast_slice(v),
             Storage::Bf16(v) => bytemuck::cast_slice(v),
+            Storage::F16(v) => bytemuck::cast_slice(v),
             Storage::I32(v) => bytemuck::cast_slice(v),
             Storage::I64(v) => bytemuck::cast_slice(v),
             Storage::U8(v) => v,
@@ -159,6 +164,7 @@ impl HostTensor {
             Storage::F32(v) => bytemuck::cast_slice_mut(v).copy_from_slice(bytes),
             Storage::F64(v) => bytemuck::cast_slice_mut(v).copy_from_slice(bytes),
             Storage::Bf16(v) => bytemuck::cast_slice_mut(v).copy_from_slice(bytes),
+            Storage::F16(v) => bytemuck::cast_slice_mut(v).copy_from_slice(bytes),
             Storage::I32(v) => bytemuck::cast_slice_mut(v).copy_from_slice(bytes),
             Storage::I64(v) => bytemuck::cast_slice_mut(v).copy_from_slice(bytes),
             Storage::U8(v) => v.copy_from_slice(bytes),
@@ -172,6 +178,7 @@ impl HostTensor {
             Storage::F32(v) => v.iter().map(|&x| f64::from(x)).collect(),
             Storage::F64(v) => v.clone(),
             Storage::Bf16(v) => v.iter().map(|x| x.to_f64()).collect(),
+            Storage::F16(v) => v.iter().map(|x| x.to_f64()).collect(),
             Storage::I32(v) => v.iter().map(|&x| f64::from(x)).collect(),
             Storage::I64(v) => v.iter().map(|&x| x as f64).collect(),
             Storage::U8(v) => v.iter().map(|&x| f64::from(x)).collect(),
@@ -187,6 +194,7 @@ impl HostTensor {
             DType::F64 => HostTensor::new(sizes, values.to_vec()),
             // Through f32, like a cast. `bf16::from_f64` drops the last 32 bits before it rounds.
             DType::Bf16 => HostTensor::new(sizes, values.iter().map(|&x| bf16::from_f32(x as f32)).collect()),
+            DType::F16 => HostTensor::new(sizes, values.iter().map(|&x| f16::from_f32(x as f32)).collect()),
             DType::I32 => HostTensor::new(sizes, values.iter().map(|&x| x as i32).collect()),
             DType::I64 => HostTensor::new(sizes, values.iter().map(|&x| x as i64).collect()),
             DType::U8 => HostTensor::new(sizes, values.iter().map(|&x| x as u8).collect()),
@@ -261,5 +269,14 @@ mod tests {
         let value = 1.0 + 2f64.powi(-8) + 2f64.powi(-22);
         let t = HostTensor::from_f64(DType::Bf16, [2], &[value, -value]).unwrap();
         assert_eq!(t.to_f64_vec(), [1.0 + 2f64.powi(-7), -1.0 - 2f64.powi(-7)]);
+    }
+
+    #[test]
+    fn f16_is_rounded_to_the_nearest_and_overflows_to_infinity() {
+        // The neighbors are 1 and 1 + 2^-10; the middle is 1 + 2^-11.
+        let value = 1.0 + 2f64.powi(-11) + 2f64.powi(-22);
+        let smallest = 2f64.powi(-24);
+        let t = HostTensor::from_f64(DType::F16, [4], &[value, 65504.0, 65520.0, smallest]).unwrap();
+        assert_eq!(t.to_f64_vec(), [1.0 + 2f64.powi(-10), 65504.0, f64::INFINITY, smallest]);
     }
 }

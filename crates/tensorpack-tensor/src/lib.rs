@@ -43,7 +43,7 @@ pub use dim::{Dim, Symbol};
 pub use dtype::{DType, Element};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{AxisWindows, MAX_ELEMENTS, check_extent, check_positive};
-pub use half::bf16;
+pub use half::{bf16, f16};
 pub use host_tensor::HostTensor;
 pub use rng::{CounterRng, hash_name};
 pub use shape::{Shape, element_count};

@@ -16,11 +16,13 @@ use super::tower_thread::{TowerThread, WatchedProgram};
 use super::variables::Variables;
 use crate::distributed::ProcessGroup;
 use crate::graph::{Sharding, VariableInfo};
-use crate::kir::{Kernel, KernelNode, Origin, Program, Shards};
+use crate::kir::{Kernel, KernelNode, OnOverflow, Origin, Program, Shards};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
 use crate::runtime::session::is_valid_feed;
 use crate::runtime::value_errors::Diagnosis;
-use crate::runtime::{KernelProgress, Lowered, Source, Turns, memory_limit, tower_collectives};
+use crate::runtime::{
+    KernelProgress, Lowered, Source, Turns, memory_limit, overflow_rules, tower_collectives,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -193,6 +195,7 @@ impl Engine {
         let mut variables = self.variables.take()?;
         let (fetches, feeds) = (lowered.fetches().to_vec(), lowered.feeds().to_vec());
         let programs = lowered.into_programs();
+        let rules = overflow_rules::rules(&programs);
         let infinite = programs.iter().flat_map(|program| program.infinite.iter().copied()).collect();
         self.check_results(&programs, &shared)?;
         self.teams(&mut shared, 1)?;
@@ -205,7 +208,7 @@ impl Engine {
         let (exchange, splits) = self.exchange(&compiled, mode)?.unzip();
         let splits = splits.unwrap_or_else(|| vec![Vec::new(); compiled.len()]);
         let program = self.ready(compiled, splits, fetches, &mut shared, &variables)?;
-        Ok(CpuProgram { feeds, infinite, exchange, ..program })
+        Ok(CpuProgram { feeds, infinite, exchange, rules, ..program })
     }
 
     /// Prepares the all-reduces over several processes, if there are any.
@@ -308,6 +311,7 @@ impl Engine {
             variables: self.variables.clone(),
             at: self.fork.as_ref().map(|fork| fork.at.clone()),
             exchange: None,
+            rules: Vec::new(),
         })
     }
 
@@ -440,6 +444,8 @@ pub(super) struct CpuProgram {
     at: Option<KernelProgress>,
     /// The all-reduces over several processes.
     exchange: Option<Exchange>,
+    /// What a run that fails its check does to variables.
+    rules: Vec<(usize, OnOverflow)>,
 }
 
 impl CpuProgram {
@@ -594,7 +600,7 @@ impl CpuProgram {
             is_finite = exchange.all_say(is_finite && self.has_valid_feeds(feeds))?;
         }
         if !is_finite {
-            return Ok(Outcome::NotFinite);
+            return self.fail_check(variables);
         }
         self.fetch(shared, variables, feeds, outputs)?;
         self.towers.iter().for_each(|tower| own(tower).before_commit(variables));
@@ -610,6 +616,17 @@ impl CpuProgram {
         let changes = |tower: &Mutex<TowerRun>| own(tower).plan.changes_variables();
         variables.version += u64::from(self.towers.iter().any(changes));
         Ok(Outcome::Committed { staleness })
+    }
+
+    /// Ends a run in which a value is not finite. Processes agree on the check and have the same
+    /// values, so they all do the same.
+    fn fail_check(&self, variables: &mut Variables) -> Result<Outcome> {
+        let Some(next) = overflow_rules::next_values(&self.rules, |v| variables.read(v))? else {
+            return Ok(Outcome::NotFinite);
+        };
+        next.iter().try_for_each(|(variable, value)| variables.write(*variable, value))?;
+        variables.version += 1;
+        Ok(Outcome::Skipped)
     }
 
     /// Updates the variables of the first tower with the threads of all towers, if they do so

@@ -1,7 +1,7 @@
 //! Interval arithmetic: bounds on the results of an expression, given bounds on its operands.
 
 use crate::kir::{Binary, Class, Expr, Reg, Step, Unary};
-use tensorpack_tensor::{DType, bf16};
+use tensorpack_tensor::{DType, bf16, f16};
 
 /// A closed interval that contains a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,8 +41,8 @@ impl Interval {
         let Some(most) = largest(dtype) else { return Some(ANY_INTEGER) };
         let inside = self.low >= -most && self.high <= most;
         // Storing in a narrower type rounds, but never beyond its largest finite value.
-        let share =
-            if Class::from_dtype(dtype) == class && dtype != DType::Bf16 { 0.0 } else { 2f64.powi(-7) };
+        let exact = Class::from_dtype(dtype) == class && !dtype.is_narrow_float();
+        let share = if exact { 0.0 } else { 2f64.powi(-7) };
         let low = (self.low - self.low.abs() * share).max(-most);
         let high = (self.high + self.high.abs() * share).min(most);
         inside.then_some(Interval { low, high })
@@ -54,6 +54,7 @@ fn largest(dtype: DType) -> Option<f64> {
     match dtype {
         DType::F32 => Some(f64::from(f32::MAX)),
         DType::Bf16 => Some(bf16::MAX.to_f64()),
+        DType::F16 => Some(f16::MAX.to_f64()),
         DType::F64 => Some(f64::MAX),
         DType::I32 | DType::I64 | DType::U8 | DType::Bool => None,
     }

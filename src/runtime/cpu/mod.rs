@@ -4,7 +4,7 @@
 //! compilation: `placement` puts all buffers in one arena, `kernel_selection` picks the CPU
 //! kernels, and `emit` makes the steps. `engine` runs plans, with a team of threads for each tower.
 
-mod upcast_bf16;
+mod upcast_narrow;
 mod prepack_weights;
 mod constant_folding;
 mod dense_fetches;

@@ -66,7 +66,7 @@ pub(super) fn any_of(dtype: DType) -> Bound {
         DType::U8 => Some(Interval::new(0.0, 255.0)),
         DType::I32 => Some(Interval::new(f64::from(i32::MIN), f64::from(i32::MAX))),
         DType::I64 => Some(Interval::new(i64::MIN as f64, i64::MAX as f64)),
-        DType::F32 | DType::F64 | DType::Bf16 => None,
+        DType::F32 | DType::F64 | DType::Bf16 | DType::F16 => None,
     }
 }
 

@@ -7,7 +7,7 @@
 use super::commit::{self, Commit};
 use super::variables::Variables;
 use super::{
-    constant_folding, dense_fetches, fuse, panels, pool_grad_hoist, prepack_weights, snapshot, upcast_bf16,
+    constant_folding, dense_fetches, fuse, panels, pool_grad_hoist, prepack_weights, snapshot, upcast_narrow,
 };
 use crate::kir::{self, BufferId, Program};
 use std::collections::HashSet;
@@ -92,11 +92,11 @@ fn in_runs(cx: &PassCx<'_>) -> bool {
 /// All passes, in the order in which they run.
 const PASSES: &[Pass] = &[
     Pass {
-        name: "upcast_bf16",
+        name: "upcast_narrow",
         why: "kernels that sum have loops for f32 and f64 only",
         applies: always,
         run: |c, _| {
-            upcast_bf16::upcast_bf16(&mut c.program);
+            upcast_narrow::upcast_narrow(&mut c.program);
             Ok(())
         },
     },

@@ -1,7 +1,7 @@
 //! Attention and its gradient as StableHLO: products and a softmax whose statistics are f32 or
 //! wider. The scores are stored.
 
-use super::contract::{self, Precision};
+use super::contract::{self, ProductPrecision};
 use super::random;
 use super::stablehlo::{Element, Value, Writer};
 use crate::kir::{Attention, AttentionKind, FloatBits, MatMul};
@@ -13,7 +13,7 @@ pub(super) fn write(
     kind: AttentionKind,
     attention: &Attention,
     inputs: &[Value],
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Vec<Value> {
     let a = AttentionWriter { attention, inputs, precision };
     let sums = attention.log_sums_len();
@@ -37,7 +37,7 @@ pub(super) fn write(
 struct AttentionWriter<'a> {
     attention: &'a Attention,
     inputs: &'a [Value],
-    precision: Precision,
+    precision: ProductPrecision,
 }
 
 impl AttentionWriter<'_> {

@@ -2,20 +2,19 @@
 
 use super::stablehlo::{Element, Value, Writer, array, list, pairs};
 use crate::kir::{ContractKind, Conv2d, MatMul};
-use tensorpack_tensor::DType;
 
 /// The precision of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Precision {
+pub(super) enum ProductPrecision {
     /// The fastest that the device offers.
     Fast,
     /// Full precision of the operands.
     Full,
 }
 
-impl Precision {
+impl ProductPrecision {
     fn attribute(self) -> String {
-        let name = if self == Precision::Full { "HIGHEST" } else { "DEFAULT" };
+        let name = if self == ProductPrecision::Full { "HIGHEST" } else { "DEFAULT" };
         format!("precision_config = [#stablehlo<precision {name}>, #stablehlo<precision {name}>]")
     }
 }
@@ -26,7 +25,7 @@ pub(super) fn write(
     kind: &ContractKind,
     lhs: &Value,
     rhs: &Value,
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Value {
     match kind {
         ContractKind::MatMul(k) => matmul(w, k, lhs, rhs, precision),
@@ -39,20 +38,23 @@ pub(super) fn write(
     }
 }
 
-fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: Precision) -> Value {
+fn matmul(w: &mut Writer, k: &MatMul, lhs: &Value, rhs: &Value, precision: ProductPrecision) -> Value {
     matmul_in(w, k, lhs, rhs, precision, lhs.element)
 }
 
-/// Prints a matrix product whose result is f32 if the operands are bf16.
+/// Prints a matrix product whose result is f32 if the operands are bf16 or f16.
 pub(super) fn wide_matmul(
     w: &mut Writer,
     k: &MatMul,
     lhs: &Value,
     rhs: &Value,
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Value {
-    let narrow = lhs.element == DType::Bf16.into();
-    matmul_in(w, k, lhs, rhs, precision, if narrow { DType::F32.into() } else { lhs.element })
+    let result = match lhs.element {
+        Element::Of(dtype) => Element::Of(dtype.widened()),
+        element => element,
+    };
+    matmul_in(w, k, lhs, rhs, precision, result)
 }
 
 fn matmul_in(
@@ -60,7 +62,7 @@ fn matmul_in(
     k: &MatMul,
     lhs: &Value,
     rhs: &Value,
-    precision: Precision,
+    precision: ProductPrecision,
     element: Element,
 ) -> Value {
     let matrix = |rows: usize, cols: usize, transposed: bool, shared: bool| {
@@ -103,7 +105,7 @@ struct Convolution<'a> {
     padding: [[i64; 2]; 2],
     feature_groups: usize,
     batch_groups: usize,
-    precision: Precision,
+    precision: ProductPrecision,
 }
 
 fn convolve(w: &mut Writer, lhs: &Value, rhs: &Value, c: &Convolution<'_>, sizes: &[usize]) -> Value {
@@ -153,7 +155,7 @@ fn forward(
     x: &Value,
     filters: &Value,
     depthwise: bool,
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Value {
     let x = w.reshape(x, &images(k));
     let filters = w.reshape(filters, &filter(k, depthwise));
@@ -185,7 +187,7 @@ fn input_grad(
     dy: &Value,
     filters: &Value,
     depthwise: bool,
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Value {
     let dy = w.reshape(dy, &results(k));
     let filters = w.reshape(filters, &filter(k, depthwise));
@@ -221,7 +223,7 @@ fn filter_grad(
     x: &Value,
     dy: &Value,
     depthwise: bool,
-    precision: Precision,
+    precision: ProductPrecision,
 ) -> Value {
     let (x, dy) = (w.reshape(x, &images(k)), w.reshape(dy, &results(k)));
     let c = Convolution {

@@ -39,8 +39,8 @@ pub(super) fn write(
 
 /// Converts a result to the dtype of a tensor, as Rust's `as` does.
 pub(super) fn store(w: &mut Writer, x: &Value, dtype: DType) -> Value {
-    if x.element == Element::Of(DType::F64) && dtype == DType::Bf16 {
-        // Round to f32 first, like bf16 arithmetic.
+    if x.element == Element::Of(DType::F64) && dtype.is_narrow_float() {
+        // Round to f32 first, like arithmetic on floats of 16 bits.
         let x = w.convert(x, DType::F32);
         return w.convert(&x, dtype);
     }
@@ -94,7 +94,7 @@ impl Steps<'_> {
         match &self.results[r.0 as usize] {
             Result::Bool(_, class) => *class,
             Result::Number(v) => match v.element {
-                Element::Of(DType::F32 | DType::Bf16) => Class::F32,
+                Element::Of(DType::F32 | DType::Bf16 | DType::F16) => Class::F32,
                 Element::Of(DType::F64) => Class::F64,
                 _ => Class::I64,
             },

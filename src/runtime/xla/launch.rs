@@ -237,9 +237,8 @@ impl Launch {
         }
     }
 
-    /// Checks the report of a tower. Returns an error if an index is out of range, and otherwise
-    /// whether all checked values are finite.
-    pub(super) fn check_report(&self, report: &[i64]) -> Result<bool> {
+    /// Checks the report of a tower. Returns an error if an index is out of range.
+    pub(super) fn check_report(&self, report: &[i64]) -> Result<ReportedCheck> {
         for (gather, found) in self.module.gathers.iter().zip(report[1..].chunks(2)) {
             if found[0] != i64::MAX {
                 let position = found[0] as usize;
@@ -250,7 +249,11 @@ impl Launch {
                 return Err(e.within(&gather.origin.name).at(gather.origin.site));
             }
         }
-        Ok(report[0] == 1)
+        Ok(match report[0] {
+            0 => ReportedCheck::NotFinite,
+            1 => ReportedCheck::Finite,
+            _ => ReportedCheck::Skipped,
+        })
     }
 
     /// Adds the planned memory to an out-of-memory error.
@@ -268,6 +271,18 @@ impl Launch {
         });
         planned + &self.module.text
     }
+}
+
+/// The outcome of a check, as one tower of one launch reports it. The outcome of the run is the
+/// greatest of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ReportedCheck {
+    /// All checked values of this tower are finite.
+    Finite,
+    /// A checked value is not finite.
+    NotFinite,
+    /// A value was not finite in some tower, and the step was skipped.
+    Skipped,
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@
 
 mod argument_cache;
 mod attention;
-mod bf16;
 mod clients;
 mod collectives;
 mod compile;
@@ -24,6 +23,7 @@ mod initial_values;
 mod key_value_store;
 mod launch;
 mod module;
+mod narrow;
 mod nccl_flags;
 mod peer_watch;
 mod platform;

@@ -1,19 +1,21 @@
 //! Prints a whole program as a StableHLO module: arguments, kernels, results.
 
-use super::contract::{self, Precision};
+use super::contract::{self, ProductPrecision};
 use super::gather::{self, BadIndex};
 use super::random::{self, Key, Offset};
 use super::spmd::{Part, SpmdProgram};
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
 use super::steps_loop::StepsPerLaunch;
-use super::{attention, bf16 as bf16_rounding, collectives, cumsum, expr, pool, reduce, sort, view};
+use super::{attention, collectives, cumsum, expr, narrow, pool, reduce, sort, view};
 use crate::graph::split_tower;
 use crate::kir::{
-    self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, Origin, Program, View,
+    self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, OnOverflow, Origin, Program,
+    View,
 };
+use crate::runtime::overflow_rules;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
-use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, bf16};
+use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, bf16, f16};
 
 /// Larger constants are arguments that stay on the device, instead of text in the module.
 const INLINE_BYTES: usize = 256;
@@ -137,7 +139,7 @@ pub(super) fn module(
 }
 
 pub(super) struct ModuleWriter<'a> {
-    precision: Precision,
+    precision: ProductPrecision,
     pub(super) spmd: &'a SpmdProgram,
     pub(super) program: &'a Program,
     pub(super) w: Writer,
@@ -171,13 +173,16 @@ pub(super) struct StepResults {
     pub(super) fetches: Vec<FetchPlace>,
     /// The fetches that are no scalars.
     pub(super) tensors: Vec<Value>,
-    pub(super) report: Value,
+    /// Whether the checks of this tower succeeded, for the report.
+    pub(super) reported: Value,
+    /// The fetches that are scalars, as bits.
+    pub(super) scalars: Vec<Value>,
 }
 
 impl<'a> ModuleWriter<'a> {
     fn new(spmd: &'a SpmdProgram, full_precision: bool, barriers: bool) -> ModuleWriter<'a> {
         ModuleWriter {
-            precision: if full_precision { Precision::Full } else { Precision::Fast },
+            precision: if full_precision { ProductPrecision::Full } else { ProductPrecision::Fast },
             spmd,
             program: &spmd.program,
             w: Writer::default(),
@@ -353,7 +358,7 @@ impl<'a> ModuleWriter<'a> {
             Kernel::Map(body) => {
                 let operands = self.read_all(&body.operands);
                 let stored: Vec<DType> = specs.iter().map(|(dtype, _)| *dtype).collect();
-                let float = bf16_rounding::compute_dtype(&body.expr, &operands, &stored);
+                let float = narrow::compute_dtype(&body.expr, &operands, &stored);
                 expr::write(&mut self.w, &body.sizes, &operands, &body.expr, float)
             }
             Kernel::Reduce { body, reduced, kinds } => {
@@ -526,12 +531,43 @@ impl<'a> ModuleWriter<'a> {
                 }
             }
         }
-        let report = self.report(&reported, scalars);
-        StepResults { ok, indices_ok, next, fetches, tensors, report }
+        StepResults { ok, indices_ok, next, fetches, tensors, reported, scalars }
     }
 
-    /// Returns the values of the updated variables after a step: the next ones if `take`.
-    pub(super) fn commit(&mut self, next: &[(Value, bool)], take: &Value) -> Vec<Value> {
+    /// Returns whether a step is skipped, and the run goes on: if its check fails (`ok` is false), all of
+    /// `others` are true, and the rules of variables allow it. `None` if no updated variable has a rule.
+    pub(super) fn skips(&mut self, ok: &Value, others: &[&Value]) -> Option<Value> {
+        let rules = overflow_rules::rules([self.program]);
+        let mut skips = (!rules.is_empty()).then(|| self.w.like("not", &[ok]))?;
+        for other in others {
+            skips = self.w.like("and", &[&skips, other]);
+        }
+        for (variable, rule) in rules.into_iter().filter(|(_, rule)| rule.least.is_finite()) {
+            let next = self.after_overflow(variable, rule);
+            let least = self.w.splat(rule.least, next.element, &next.sizes);
+            let enough = self.w.compare("GE", &next, &least);
+            skips = self.w.like("and", &[&skips, &enough]);
+        }
+        Some(skips)
+    }
+
+    /// Returns the value of a scalar variable after a step that is skipped.
+    fn after_overflow(&mut self, variable: usize, rule: OnOverflow) -> Value {
+        let old = self.variables[&variable].clone();
+        let factor = self.w.splat(rule.factor, old.element, &old.sizes);
+        let summand = self.w.splat(rule.summand, old.element, &old.sizes);
+        let product = self.w.like("multiply", &[&old, &factor]);
+        self.w.like("add", &[&product, &summand])
+    }
+
+    /// Returns the values of the updated variables after a step: the next ones if `take`, and those of
+    /// a skipped step if `skips`.
+    pub(super) fn commit(
+        &mut self,
+        next: &[(Value, bool)],
+        take: &Value,
+        skips: Option<&Value>,
+    ) -> Vec<Value> {
         let mut results = Vec::new();
         for (u, (new, must_be_finite)) in self.program.updates.iter().zip(next) {
             let old = self.variables.get(&u.variable).expect("updated variables are arguments").clone();
@@ -543,7 +579,12 @@ impl<'a> ModuleWriter<'a> {
                 let all = self.w.broadcast(&take, &[], &new.sizes);
                 take = self.w.like("and", &[&all, &fine]);
             }
-            results.push(self.w.select(&take, new, &old));
+            let mut result = self.w.select(&take, new, &old);
+            if let (Some(rule), Some(skips)) = (u.on_overflow, skips) {
+                let skipped = self.after_overflow(u.variable, rule);
+                result = self.w.select(skips, &skipped, &result);
+            }
+            results.push(result);
         }
         results
     }
@@ -555,11 +596,22 @@ impl<'a> ModuleWriter<'a> {
 
     /// Finishes with the next values of variables, the fetches and the report.
     fn run(mut self) -> Module {
-        let StepResults { mut ok, next, fetches, tensors, report, .. } = self.step_results();
-        for flag in self.towers_ok.iter().chain(&self.prior_steps_ok) {
+        let StepResults { mut ok, indices_ok, next, fetches, tensors, reported, scalars } =
+            self.step_results();
+        for flag in &self.towers_ok {
             ok = self.w.like("and", &[&ok, flag]);
         }
-        let mut results = self.commit(&next, &ok);
+        let prior = self.prior_steps_ok.clone();
+        let skips = prior.and_then(|prior| self.skips(&ok, &[&indices_ok, &prior]));
+        if let Some(prior) = &self.prior_steps_ok {
+            ok = self.w.like("and", &[&ok, prior]);
+        }
+        let mut results = self.commit(&next, &ok, skips.as_ref());
+        let report = self.report(&reported, skips.as_ref(), scalars);
+        // Runs that were launched before a skipped one is known to be can go on.
+        if let Some(skips) = &skips {
+            ok = self.w.like("or", &[&ok, skips]);
+        }
         let at = tensors.len();
         results.extend(tensors);
         results.push(report);
@@ -623,7 +675,7 @@ impl<'a> ModuleWriter<'a> {
             n => self.w.op("concatenate", &all, "dimension = 0 : i64", DType::Bool, &[n]),
         };
         let yes = self.w.splat(1.0, DType::Bool, &[]);
-        let report = self.report(&yes, Vec::new());
+        let report = self.report(&yes, None, Vec::new());
         self.finish(Vec::new(), Vec::new(), 1, vec![flags, report], tested)
     }
 
@@ -638,9 +690,16 @@ impl<'a> ModuleWriter<'a> {
         ok
     }
 
-    fn report(&mut self, finite: &Value, scalars: Vec<Value>) -> Value {
-        let finite = self.w.convert(finite, DType::I64);
-        let mut report = vec![finite];
+    /// Returns the report: whether checked values are finite plus, in the next bit, whether the step is
+    /// skipped; the bad indices; and the fetches that are scalars.
+    pub(super) fn report(&mut self, finite: &Value, skips: Option<&Value>, scalars: Vec<Value>) -> Value {
+        let mut flags = self.w.convert(finite, DType::I64);
+        if let Some(skips) = skips {
+            let (skips, two) = (self.w.convert(skips, DType::I64), self.w.integer(2, DType::I64, &[]));
+            let skips = self.w.like("multiply", &[&skips, &two]);
+            flags = self.w.like("add", &[&flags, &skips]);
+        }
+        let mut report = vec![flags];
         report.extend(self.bad.iter().flat_map(|(_, bad)| [bad.position.clone(), bad.index.clone()]));
         report.extend(scalars);
         let report: Vec<Value> = report.iter().map(|n| self.w.reshape(n, &[1])).collect();
@@ -689,8 +748,8 @@ impl<'a> ModuleWriter<'a> {
 fn scalar_bits(w: &mut Writer, x: &Value, dtype: DType) -> Value {
     match dtype {
         DType::F64 => w.op("bitcast_convert", &[x], "", DType::I64, &[]),
-        DType::F32 | DType::Bf16 => {
-            // Every bf16 is an f32.
+        DType::F32 | DType::Bf16 | DType::F16 => {
+            // Every float of 16 bits is an f32.
             let wide = w.widened(x);
             let bits = w.op("bitcast_convert", &[&wide], "", DType::I32, &[]);
             w.convert(&bits, DType::I64)
@@ -705,6 +764,7 @@ pub(super) fn scalar_from_bits(bits: i64, dtype: DType) -> HostTensor {
         DType::F64 => HostTensor::scalar(f64::from_bits(bits as u64)),
         DType::F32 => HostTensor::scalar(f32::from_bits(bits as u32)),
         DType::Bf16 => HostTensor::scalar(bf16::from_f32(f32::from_bits(bits as u32))),
+        DType::F16 => HostTensor::scalar(f16::from_f32(f32::from_bits(bits as u32))),
         DType::I32 => HostTensor::scalar(bits as i32),
         DType::I64 => HostTensor::scalar(bits),
         DType::U8 => HostTensor::scalar(bits as u8),

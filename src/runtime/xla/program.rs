@@ -4,7 +4,7 @@
 use super::executor::XlaExecutor;
 use super::fork::{Access, ForkState};
 use super::host_times::{HostPart, HostTimes};
-use super::launch::{Launch, LaunchInputs, PartArguments};
+use super::launch::{Launch, LaunchInputs, PartArguments, ReportedCheck};
 use super::module::{FetchPlace, Purpose, scalar_from_bits};
 use super::split_program::{SplitProgram, split_at_sums, split_at_variables};
 use super::spmd::{SpmdProgram, merge_towers};
@@ -262,7 +262,8 @@ impl XlaProgram {
         // Wait here, so that the turn is short.
         for (launch, outputs) in self.launches.iter().zip(&outputs) {
             let report = self.target.wait(outputs[0][launch.module.report].start_download()?);
-            if !launch.check_report(report.map_err(|e| launch.explain(e))?.as_slice()?)? {
+            let report = report.map_err(|e| launch.explain(e))?;
+            if launch.check_report(report.as_slice()?)? != ReportedCheck::Finite {
                 return Ok(None);
             }
         }
@@ -284,7 +285,7 @@ impl XlaProgram {
         self.launch_joint(&LaunchInputs::one_step(run, &[feeds]), &mut started)?;
         let outcome = Box::new(self.download(&started)?).collect(outputs)?;
         fork.at.set(None);
-        if outcome == Outcome::NotFinite {
+        if !matches!(outcome, Outcome::Committed { .. }) {
             return Ok(outcome);
         }
         fork.forget_snapshot();
@@ -357,21 +358,20 @@ impl JointInputs {
 }
 
 impl PendingRun {
-    /// Waits for the reports of all towers of all launches. Returns them, if all checked values were
-    /// finite.
-    fn wait_for_reports(&mut self) -> Result<Option<Vec<Vec<HostTensor>>>> {
-        let mut finite = true;
+    /// Waits for the reports of all towers of all launches. Returns them with the outcome of the check.
+    fn wait_for_reports(&mut self) -> Result<(ReportedCheck, Vec<Vec<HostTensor>>)> {
+        let mut outcome = ReportedCheck::Finite;
         let mut all = Vec::with_capacity(self.launches.len());
         for (launch, reports) in self.launches.iter().zip(self.reports.drain(..)) {
             let mut of_launch = Vec::with_capacity(reports.len());
             for report in reports {
                 let report = self.target.wait(report).map_err(|e| launch.explain(e))?;
-                finite &= launch.check_report(report.as_slice()?)?;
+                outcome = outcome.max(launch.check_report(report.as_slice()?)?);
                 of_launch.push(report);
             }
             all.push(of_launch);
         }
-        Ok(finite.then_some(all))
+        Ok((outcome, all))
     }
 }
 
@@ -380,7 +380,8 @@ impl Pending for PendingRun {
         let launches = self.launches.clone();
         let mut timer = HostTimes::timer(&launches[0].times);
         let reports = match self.wait_for_reports() {
-            Ok(Some(reports)) => reports,
+            Ok((ReportedCheck::Finite, reports)) => reports,
+            Ok((ReportedCheck::Skipped, _)) => return Ok(Outcome::Skipped),
             failed => {
                 let reset = lock(&self.variables).reset_ok(&self.target);
                 failed?;

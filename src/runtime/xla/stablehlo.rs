@@ -32,6 +32,7 @@ impl fmt::Display for Element {
             Element::Of(DType::F32) => "f32",
             Element::Of(DType::F64) => "f64",
             Element::Of(DType::Bf16) => "bf16",
+            Element::Of(DType::F16) => "f16",
             Element::Of(DType::I32) => "i32",
             Element::Of(DType::I64) => "i64",
             Element::Of(DType::U8) => "ui8",
@@ -302,9 +303,12 @@ impl Writer {
         self.op("convert", &[x], "", element, &x.sizes)
     }
 
-    /// Converts bf16 to f32, for sums.
+    /// Converts floats of 16 bits to f32, for sums.
     pub(super) fn widened(&mut self, x: &Value) -> Value {
-        if x.element == DType::Bf16.into() { self.convert(x, DType::F32) } else { x.clone() }
+        match x.element {
+            Element::Of(dtype) => self.convert(x, dtype.widened()),
+            _ => x.clone(),
+        }
     }
 
     /// Broadcasts: dimension `i` of the operand becomes dimension `dims[i]` of the result.
@@ -441,6 +445,9 @@ fn number_text(number: f64, element: Element) -> String {
         Element::Of(DType::F64) => format!("0x{:016X}", number.to_bits()),
         Element::Of(DType::Bf16) => {
             format!("0x{:04X}", tensorpack_tensor::bf16::from_f32(number as f32).to_bits())
+        }
+        Element::Of(DType::F16) => {
+            format!("0x{:04X}", tensorpack_tensor::f16::from_f32(number as f32).to_bits())
         }
         Element::Of(DType::Bool) => (number != 0.0).to_string(),
         // Rust's conversion saturates.

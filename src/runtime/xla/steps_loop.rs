@@ -62,7 +62,8 @@ impl ModuleWriter<'_> {
     /// on the host for the condition of each. In a launch of fewer steps the last ones change nothing.
     ///
     /// A step whose check fails changes nothing. As long as no more steps in a row fail than may be
-    /// skipped, the following ones run on; then, and after a bad index, no step changes anything.
+    /// skipped, the following ones run on; then, and after a bad index, no step changes anything. A step
+    /// that overflows and has rules for it does not count.
     pub(super) fn run_steps(mut self, steps: StepsPerLaunch) -> Result<Module> {
         let most = steps.most;
         let mut updated = self.updated();
@@ -103,8 +104,13 @@ impl ModuleWriter<'_> {
             key.draw = self.w.op("bitcast_convert", &[&draw], "", Element::U64, &[]);
         }
         self.kernels()?;
-        let StepResults { ok, indices_ok, next, fetches, tensors: fetched, report: row } =
+        let StepResults { ok, indices_ok, next, fetches, tensors: fetched, reported, scalars } =
             self.step_results();
+        // Beyond the steps of this launch nothing is changed, and so nothing is checked.
+        let runs = self.w.compare("LT", &index, &count);
+        let counts = self.w.like("and", &[&runs, &active]);
+        let skips = self.skips(&ok, &[&indices_ok, &counts]);
+        let row = self.report(&reported, skips.as_ref(), scalars);
         let stack = |value: &Value| -> Vec<usize> {
             std::iter::once(most).chain(value.sizes.iter().copied()).collect()
         };
@@ -114,12 +120,13 @@ impl ModuleWriter<'_> {
 
         let one = self.w.integer(1, DType::I64, &[]);
         let zero = self.w.integer(0, DType::I64, &[]);
-        // Beyond the steps of this launch nothing is changed, and so nothing is checked.
-        let runs = self.w.compare("LT", &index, &count);
-        let counts = self.w.like("and", &[&runs, &active]);
         let take = self.w.like("and", &[&ok, &counts]);
         let more = self.w.like("add", &[&skipped, &one]);
-        let now_skipped = self.w.select(&ok, &zero, &more);
+        let mut now_skipped = self.w.select(&ok, &zero, &more);
+        if let Some(skips) = &skips {
+            // A step that overflows and is skipped is no failure.
+            now_skipped = self.w.select(skips, &skipped, &now_skipped);
+        }
         let now_skipped = self.w.select(&runs, &now_skipped, &skipped);
         let few = self.w.compare("LE", &now_skipped, &limit);
         let goes_on = self.w.like("and", &[&few, &indices_ok]);
@@ -136,7 +143,7 @@ impl ModuleWriter<'_> {
             active: still_active,
             skipped: now_skipped,
             counter: counter_next,
-            variables: self.commit(&next, &take),
+            variables: self.commit(&next, &take, skips.as_ref()),
             tensors: stacks.iter().zip(&fetched).map(|(all, row)| self.store_row(all, row, &index)).collect(),
             report: self.store_row(&reports, &row, &index),
         };

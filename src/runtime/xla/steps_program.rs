@@ -1,12 +1,12 @@
 //! A program that runs several steps in one launch.
 
 use super::host_times::{HostPart, HostTimes};
-use super::launch::{Launch, LaunchInputs};
+use super::launch::{Launch, LaunchInputs, ReportedCheck};
 use super::module::scalar_from_bits;
 use super::program::{PendingFetch, PendingRun, XlaProgram, lock};
 use super::target::Target;
 use crate::runtime::executor::{
-    Executable, Feed, KernelTime, PendingSteps, StepResult, StepsExecutable, StepsInfo,
+    Executable, Feed, KernelTime, PendingSteps, StepEnd, StepResult, StepsExecutable, StepsInfo,
 };
 use tensorpack_pjrt as pjrt;
 use tensorpack_tensor::{DType, HostTensor, Result};
@@ -95,22 +95,28 @@ impl Downloaded {
         let mut results = Vec::with_capacity(steps);
         let mut skipped = info.skipped_before;
         for step in 0..steps {
-            let mut finite = true;
+            let mut outcome = ReportedCheck::Finite;
             for report in &self.reports {
                 match launch.check_report(row(report, step)?) {
-                    Ok(here) => finite &= here,
+                    Ok(here) => outcome = outcome.max(here),
                     Err(e) => {
                         results.push(Err(e));
                         return Ok((results, true));
                     }
                 }
             }
-            if finite {
-                skipped = 0;
-                results.push(Ok(Some(self.fetched(step)?)));
-                continue;
+            match outcome {
+                ReportedCheck::Finite => {
+                    skipped = 0;
+                    results.push(Ok(StepEnd::Committed(self.fetched(step)?)));
+                    continue;
+                }
+                ReportedCheck::Skipped => {
+                    results.push(Ok(StepEnd::Skipped));
+                    continue;
+                }
+                ReportedCheck::NotFinite => results.push(Ok(StepEnd::NotFinite)),
             }
-            results.push(Ok(None));
             skipped += 1;
             if skipped > info.skip_limit {
                 return Ok((results, true));

@@ -1,7 +1,7 @@
 //! Stacking tensors along a new axis.
 
 use crate::Sample;
-use tensorpack_tensor::{DType, Element, Error, HostTensor, Result, bf16};
+use tensorpack_tensor::{DType, Element, Error, HostTensor, Result, bf16, f16};
 
 /// Runs `$body` with `$t` as the Rust type of `$dtype`.
 macro_rules! dispatch_dtype {
@@ -13,6 +13,10 @@ macro_rules! dispatch_dtype {
             }
             DType::F64 => {
                 type $t = f64;
+                $body
+            }
+            DType::F16 => {
+                type $t = f16;
                 $body
             }
             DType::Bf16 => {

@@ -74,6 +74,7 @@ fn header(array: &HostTensor) -> Vec<u8> {
     let descr = match array.dtype() {
         DType::F32 => "<f4",
         DType::F64 => "<f8",
+        DType::F16 => "<f2",
         DType::Bf16 => "<V2",
         DType::I32 => "<i4",
         DType::I64 => "<i8",
@@ -105,6 +106,7 @@ fn element_type(descr: &str) -> Result<(DType, Endian)> {
     let dtype = match code {
         "f4" => DType::F32,
         "f8" => DType::F64,
+        "f2" => DType::F16,
         "V2" => DType::Bf16,
         "i4" => DType::I32,
         "i8" => DType::I64,
@@ -112,7 +114,6 @@ fn element_type(descr: &str) -> Result<(DType, Endian)> {
         "b1" => DType::Bool,
         _ => {
             let (name, instead) = match (code, code.split_at_checked(1)) {
-                ("f2", _) => ("float16", "float32"),
                 ("i1", _) => ("int8", "int32"),
                 ("i2", _) => ("int16", "int32"),
                 ("u2", _) => ("uint16", "int32"),
@@ -237,6 +238,12 @@ mod tests {
         let bf16 = file("{'descr': '<V2', 'fortran_order': False, 'shape': (2,), }\n", b"\x80?\0@");
         let expected = HostTensor::from_f64(DType::Bf16, [2], &[1.0, 2.0]).unwrap();
         assert_eq!(decode(&bf16).unwrap(), expected);
+        // np.save(np.array([1, -2], np.float16)), in both byte orders.
+        let expected = HostTensor::from_f64(DType::F16, [2], &[1.0, -2.0]).unwrap();
+        for (descr, elements) in [("<f2", b"\0<\0\xc0"), (">f2", b"<\0\xc0\0")] {
+            let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (2,), }}\n");
+            assert_eq!(decode(&file(&header, elements)).unwrap(), expected);
+        }
         // np.asfortranarray(np.array([[1, 2, 3], [4, 5, 6]], '>i4'))
         let elements: Vec<u8> = [1i32, 4, 2, 5, 3, 6].iter().flat_map(|n| n.to_be_bytes()).collect();
         let fortran = file("{'shape': (2L, 3L), 'fortran_order': True, 'descr': \">i4\"}", &elements);
@@ -246,8 +253,7 @@ mod tests {
 
     #[test]
     fn unsupported_dtypes_are_named() {
-        for (descr, name) in [("<f2", "float16"), ("|i1", "int8"), ("<U5", "text"), ("|O", "Python objects")]
-        {
+        for (descr, name) in [("<i2", "int16"), ("|i1", "int8"), ("<U5", "text"), ("|O", "Python objects")] {
             let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (0,), }}");
             let e = decode(&file(&text, b"")).unwrap_err();
             assert!(e.message().contains(name), "{e}");

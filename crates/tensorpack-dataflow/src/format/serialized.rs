@@ -7,7 +7,7 @@
 //! | 4 | `tps1` |
 //! | 4 | number of components |
 //! | for each component: | |
-//! | 1 | dtype: 0 f32, 1 f64, 2 bf16, 3 i32, 4 i64, 5 u8, 6 bool |
+//! | 1 | dtype: 0 f32, 1 f64, 2 bf16, 3 i32, 4 i64, 5 u8, 6 bool, 7 f16 |
 //! | 1 | rank |
 //! | 8 each | sizes |
 //! | remaining | elements in row-major order; a bool is 0 or 1 |
@@ -20,8 +20,8 @@ use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
 const MAGIC: &[u8] = b"tps1";
 
 /// Dtypes by their code. Codes are stored in files, so new dtypes must be appended.
-const TYPES: [DType; 7] =
-    [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64, DType::U8, DType::Bool];
+const TYPES: [DType; 8] =
+    [DType::F32, DType::F64, DType::Bf16, DType::I32, DType::I64, DType::U8, DType::Bool, DType::F16];
 
 /// Serializes a sample.
 #[doc(alias = "dumps")]

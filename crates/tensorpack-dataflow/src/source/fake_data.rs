@@ -56,6 +56,7 @@ impl FakeData {
             DType::F32 => fill!(f32, |x| x as f32),
             DType::F64 => fill!(f64, |x| x),
             DType::Bf16 => fill!(tensorpack_tensor::bf16, tensorpack_tensor::bf16::from_f64),
+            DType::F16 => fill!(tensorpack_tensor::f16, tensorpack_tensor::f16::from_f64),
             DType::I32 => fill!(i32, |x: f64| x.floor() as i32),
             DType::I64 => fill!(i64, |x: f64| x.floor() as i64),
             DType::U8 => fill!(u8, |x: f64| x.floor() as u8),

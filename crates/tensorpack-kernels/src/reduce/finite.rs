@@ -3,7 +3,7 @@
 
 use crate::Isa;
 use crate::simd::per_isa::per_isa;
-use tensorpack_tensor::{DType, bf16};
+use tensorpack_tensor::{DType, bf16, f16};
 
 /// The largest and smallest of some floats of one type, as bits.
 ///
@@ -25,6 +25,7 @@ fn infinity_and_digits(dtype: DType) -> Option<(u64, u64)> {
         DType::F32 => Some((0x7f80_0000, 0x7fff_ffff)),
         DType::F64 => Some((0x7ff0_0000_0000_0000, 0x7fff_ffff_ffff_ffff)),
         DType::Bf16 => Some((0x7f80, 0x7fff)),
+        DType::F16 => Some((0x7c00, 0x7fff)),
         DType::I32 | DType::I64 | DType::U8 | DType::Bool => None,
     }
 }
@@ -48,6 +49,7 @@ impl Extremes {
             DType::F32 => f32::from_bits(bits as u32).into(),
             DType::F64 => f64::from_bits(bits),
             DType::Bf16 => bf16::from_bits(bits as u16).to_f32().into(),
+            DType::F16 => f16::from_bits(bits as u16).to_f32().into(),
             _ => 0.0,
         };
         // Without a negative float, `bottom` is no lower bound.
@@ -65,7 +67,7 @@ pub unsafe fn extremes(isa: Isa, dtype: DType, data: *const u8, len: usize) -> E
         match dtype {
             DType::F32 => extremes_f32(isa, data.cast(), len),
             DType::F64 => extremes_f64(isa, data.cast(), len),
-            DType::Bf16 => extremes_bf16(isa, data.cast(), len),
+            DType::Bf16 | DType::F16 => extremes_of_16_bits(isa, data.cast(), len),
             DType::I32 | DType::I64 | DType::U8 | DType::Bool => (0, 0),
         }
     };
@@ -105,7 +107,7 @@ macro_rules! extremes {
 }
 extremes!(extremes_f32, extremes_f32_body, u32, i32);
 extremes!(extremes_f64, extremes_f64_body, u64, i64);
-extremes!(extremes_bf16, extremes_bf16_body, u16, i16);
+extremes!(extremes_of_16_bits, extremes_of_16_bits_body, u16, i16);
 
 #[cfg(test)]
 mod tests {
@@ -162,6 +164,8 @@ mod tests {
         );
         let b = tensorpack_tensor::bf16::from_f32;
         check(DType::Bf16, &[b(0.0), b(-1e30)], &[b(f32::NAN), b(f32::INFINITY), b(-f32::INFINITY)]);
+        let h = f16::from_f32;
+        check(DType::F16, &[h(0.0), f16::MIN], &[f16::NAN, f16::INFINITY, f16::NEG_INFINITY]);
         check::<i32>(DType::I32, &[-1, 0x7f80_0000], &[]);
     }
 }

@@ -3,7 +3,7 @@
 
 use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};
 use tensorpack_kernels::{Isa, Operand};
-use tensorpack_tensor::{CounterRng, DType, bf16};
+use tensorpack_tensor::{CounterRng, DType, bf16, f16};
 
 /// Bytes aligned to 64, initially all 0xFF: NaN in every float type, so that reads of uninitialized
 /// memory show.
@@ -42,6 +42,7 @@ impl Memory {
             DType::F32 => Scalar::F(f32::from_ne_bytes(b.try_into().unwrap()).into()),
             DType::F64 => Scalar::F(f64::from_ne_bytes(b.try_into().unwrap())),
             DType::Bf16 => Scalar::F(bf16::from_ne_bytes(b.try_into().unwrap()).to_f64()),
+            DType::F16 => Scalar::F(f16::from_ne_bytes(b.try_into().unwrap()).to_f64()),
             DType::I32 => Scalar::I(i32::from_ne_bytes(b.try_into().unwrap()).into()),
             DType::I64 => Scalar::I(i64::from_ne_bytes(b.try_into().unwrap())),
             DType::U8 | DType::Bool => Scalar::I(b[0].into()),
@@ -56,6 +57,8 @@ impl Memory {
             (DType::F64, v) => b.copy_from_slice(&v.f().to_ne_bytes()),
             (DType::Bf16, Scalar::F(x)) => b.copy_from_slice(&bf16::from_f32(x as f32).to_ne_bytes()),
             (DType::Bf16, Scalar::I(x)) => b.copy_from_slice(&bf16::from_f32(x as f32).to_ne_bytes()),
+            (DType::F16, Scalar::F(x)) => b.copy_from_slice(&f16::from_f32(x as f32).to_ne_bytes()),
+            (DType::F16, Scalar::I(x)) => b.copy_from_slice(&f16::from_f32(x as f32).to_ne_bytes()),
             (DType::I32, Scalar::F(x)) => b.copy_from_slice(&(x as i32).to_ne_bytes()),
             (DType::I32, Scalar::I(x)) => b.copy_from_slice(&(x as i32).to_ne_bytes()),
             (DType::I64, v) => b.copy_from_slice(&v.i().to_ne_bytes()),

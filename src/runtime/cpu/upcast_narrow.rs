@@ -1,4 +1,4 @@
-//! Computes bf16 in f32. Kernels that sum have loops for f32 and f64 only, so their operands are
+//! Computes floats of 16 bits in f32. Kernels that sum have loops for f32 and f64 only, so their operands are
 //! converted before them and their results after. The conversions are maps, which fusion can merge
 //! with others.
 
@@ -7,21 +7,21 @@ use crate::kir::{
 };
 use tensorpack_tensor::DType;
 
-/// Adds conversions around the kernels that sum bf16. Operands may have any strides; converted ones
+/// Adds conversions around the kernels that sum bf16 or f16. Operands may have any strides; converted ones
 /// are dense.
-pub(super) fn upcast_bf16(program: &mut Program) {
+pub(super) fn upcast_narrow(program: &mut Program) {
     for mut node in std::mem::take(&mut program.kernels) {
         if !sums(&node.kernel) {
             program.kernels.push(node);
             continue;
         }
-        for view in node.kernel.reads_mut().into_iter().filter(|v| v.dtype == DType::Bf16) {
+        for view in node.kernel.reads_mut().into_iter().filter(|v| v.dtype.is_narrow_float()) {
             *view = converted(program, view, DType::F32, &node.origin);
         }
         let mut after = Vec::new();
         for output in &mut node.outputs {
             let made = program.buffer(*output).clone();
-            if made.dtype == DType::Bf16 {
+            if made.dtype.is_narrow_float() {
                 let wide = program.add_buffer(DType::F32, &made.sizes, BufferKind::Temp);
                 let from = View::dense(wide, DType::F32, &made.sizes);
                 after.push(conversion(&from, std::mem::replace(output, wide), &node.origin));

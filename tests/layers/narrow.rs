@@ -1,4 +1,4 @@
-//! Layers that compute in bf16: one line casts the input, and the variables stay f32.
+//! Layers that compute in bf16 or f16: one line casts the input, and the variables stay f32.
 
 use tensorpack::prelude::*;
 
@@ -31,7 +31,7 @@ fn costs(dtype: DType) -> Vec<f64> {
     let train = minimize(&cost, &Adam::new(3e-3)).unwrap();
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     for v in session.graph().variables() {
-        assert_ne!(v.dtype, DType::Bf16, "{}", v.name);
+        assert!(!v.dtype.is_narrow_float(), "{}", v.name);
     }
     let images = (0..24 * 192).map(|i| (i as f32 * 0.37).sin() + (i / 192 % 3) as f32).collect();
     let images = HostTensor::new([24, 8, 8, 3], images).unwrap();
@@ -43,14 +43,17 @@ fn costs(dtype: DType) -> Vec<f64> {
     (0..30).map(|_| step()).collect()
 }
 
-/// The relative error of a bf16 product is at most 2^-8. With a cost of about 1, the costs of the
-/// two runs therefore stay within a few hundredths of each other.
+/// The relative error of a bf16 product is at most 2^-8, and that of f16 2^-11. With a cost of about
+/// 1, the costs of two runs therefore stay within a few hundredths or thousandths of each other.
 #[test]
-fn bf16_training_matches_f32() {
-    let (narrow, wide) = (costs(DType::Bf16), costs(DType::F32));
-    for (i, (n, w)) in narrow.iter().zip(&wide).enumerate() {
-        assert!((n - w).abs() < 0.05, "step {i}: {n} in bf16, {w} in f32");
+fn training_in_16_bits_matches_f32() {
+    let wide = costs(DType::F32);
+    for (dtype, tolerance) in [(DType::Bf16, 0.05), (DType::F16, 0.01)] {
+        let narrow = costs(dtype);
+        for (i, (n, w)) in narrow.iter().zip(&wide).enumerate() {
+            assert!((n - w).abs() < tolerance, "step {i}: {n} in {dtype}, {w} in f32");
+        }
+        assert_ne!(narrow, wide);
     }
-    assert_ne!(narrow, wide);
     assert!(wide[29] < 0.5 * wide[0], "{wide:?}");
 }
