@@ -13,6 +13,7 @@ pub fn launch_train_with_config(
     let TrainConfig { model, data, run } = config;
     run.check()?;
     logger::init();
+    logger::set_quiet(run.quiet);
     let trainer = trainer.into();
     let input = match data {
         Data::Input(input) => input,
