@@ -22,6 +22,7 @@ pub mod tower;
 pub mod nn;
 pub mod distributed;
 pub mod runtime;
+mod terminal;
 pub mod logger;
 #[cfg(feature = "cli")]
 pub mod command_line;

@@ -3,20 +3,26 @@
 //! The library logs through the `log` crate. This logger is installed when training starts, unless
 //! the program has installed another one. The environment variable `TENSORPACK_LOG` sets the
 //! maximum level: `error`, `warn`, `info` (the default), `debug`, or `off`.
+//!
+//! Lines have colors on a terminal, unless the environment variable `NO_COLOR` is set. In a
+//! [quiet](crate::train::RunConfig::quiet) run, standard error gets only warnings and errors.
 
+use crate::terminal;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use std::fs::File;
-use std::io::{IsTerminal, Write, stderr};
+use std::io::Write;
 use std::panic::{Location, PanicHookInfo};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 struct Logger {
     file: Mutex<Option<File>>,
-    terminal: bool,
+    colors: bool,
+    /// Whether standard error gets only warnings and errors.
+    quiet: AtomicBool,
     /// The rank of this process, if it is not 0.
     rank: AtomicUsize,
 }
@@ -25,7 +31,8 @@ fn logger() -> &'static Logger {
     static LOGGER: OnceLock<Logger> = OnceLock::new();
     LOGGER.get_or_init(|| Logger {
         file: Mutex::new(None),
-        terminal: stderr().is_terminal(),
+        colors: terminal::has_colors(),
+        quiet: AtomicBool::new(false),
         rank: AtomicUsize::new(0),
     })
 }
@@ -39,7 +46,7 @@ pub fn init() {
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             record_panic(panic);
-            hook(panic);
+            terminal::while_hidden(|| hook(panic));
         }));
     }
 }
@@ -71,6 +78,13 @@ fn head(file: Option<&str>, line: u32) -> String {
 /// warnings and errors, each with the rank.
 pub(crate) fn set_rank(rank: usize) {
     logger().rank.store(rank, Ordering::Relaxed);
+    logger().update_live_line();
+}
+
+/// Sets whether standard error gets only warnings and errors. `log.log` gets everything.
+pub(crate) fn set_quiet(quiet: bool) {
+    logger().quiet.store(quiet, Ordering::Relaxed);
+    logger().update_live_line();
 }
 
 /// Also logs to `log.log` in this directory; on rank N of several processes, to `log-rank-N.log`.
@@ -91,6 +105,15 @@ pub fn set_directory(dir: &Path) -> Result<()> {
 }
 
 impl Logger {
+    /// Returns whether standard error gets only warnings and errors.
+    fn only_warnings(&self) -> bool {
+        self.rank.load(Ordering::Relaxed) > 0 || self.quiet.load(Ordering::Relaxed)
+    }
+
+    fn update_live_line(&self) {
+        terminal::allow_live_line(!self.only_warnings());
+    }
+
     /// Writes a line to `log.log`, if there is one.
     fn write_to_file(&self, line: &str) {
         if let Some(file) = &mut *self.file.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -117,17 +140,15 @@ impl Log for Logger {
         let head = head(record.file(), record.line().unwrap_or(0));
         let rest = format!("{tag}{}", record.args());
         self.write_to_file(&format!("{head} {rest}"));
-        let rank = self.rank.load(Ordering::Relaxed);
-        if rank > 0 && record.level() > Level::Warn {
+        if self.only_warnings() && record.level() > Level::Warn {
             return;
         }
+        let rank = self.rank.load(Ordering::Relaxed);
         let rest = if rank > 0 { format!("rank {rank}: {rest}") } else { rest };
-        // Training does not depend on its log: the terminal may be gone, and the disk full. `eprintln`
-        // would panic.
-        let _ = match self.terminal {
-            true => writeln!(stderr(), "\x1b[{color}m{head}\x1b[0m {rest}"),
-            false => writeln!(stderr(), "{head} {rest}"),
-        };
+        terminal::write_line(&match self.colors {
+            true => format!("\x1b[{color}m{head}\x1b[0m {rest}"),
+            false => format!("{head} {rest}"),
+        });
     }
 
     fn flush(&self) {

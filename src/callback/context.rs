@@ -16,6 +16,8 @@ pub struct GraphCx<'a> {
     pub(crate) declared: &'a mut Vec<(Fetch, Cadence)>,
     pub(crate) step_ops: &'a mut Vec<Fetch>,
     pub(crate) logdir: Option<&'a Path>,
+    /// The cost that the step minimizes.
+    pub(crate) cost: Option<Tensor>,
 }
 
 impl GraphCx<'_> {
@@ -38,8 +40,19 @@ impl GraphCx<'_> {
     /// Fetches a tensor with the first run of each step at which `cadence` is due. Read it with [`RunCx::value`] or, if it is
     /// [`Cadence::Deferred`], with [`CollectCx::value`].
     pub fn fetch(&mut self, tensor: &Tensor, cadence: Cadence) -> FetchHandle {
-        self.declared.push((Fetch::from(tensor), cadence));
-        FetchHandle(self.declared.len() - 1)
+        let fetch = (Fetch::from(tensor), cadence);
+        // Callbacks that fetch the same tensor share its copy on the host.
+        let at = self.declared.iter().position(|declared| *declared == fetch).unwrap_or_else(|| {
+            self.declared.push(fetch);
+            self.declared.len() - 1
+        });
+        FetchHandle(at)
+    }
+
+    /// Returns the cost that every step of the trainer minimizes; of several towers, that of the
+    /// first. `None` if the trainer has no single cost, or another iteration replaces its step.
+    pub fn cost(&self) -> Option<Tensor> {
+        self.cost.clone()
     }
 
     /// Runs an operation as part of the first run of every step.

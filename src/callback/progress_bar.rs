@@ -2,29 +2,45 @@
 
 use super::{Callback, CollectCx, FetchHandle, GraphCx, TrainCx};
 use crate::runtime::Cadence;
-use indicatif::{ProgressDrawTarget, ProgressStyle};
-use std::io::{IsTerminal, Write, stderr};
+use crate::terminal;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, Result};
 
-/// Shows the progress of an epoch and the values of some scalars: as a bar on a terminal, as log
-/// lines elsewhere.
+/// Shows the progress of an epoch, the cost and the values of some scalars: as a bar on a terminal,
+/// as log lines elsewhere.
 ///
-/// A run has at most one: yours replaces the default one.
+/// The bar is clipped to the width of the terminal; what does not fit is left out, last scalar
+/// first. Without a terminal there is a line every 30 seconds or 10 % of an epoch, whichever is
+/// later, and one at the end of each epoch. A run has at most one progress bar: yours replaces the
+/// default one.
+///
+/// The cost is that of a trainer that minimizes one. Name other costs among the scalars.
 ///
 /// The environment variable `TENSORPACK_PROGRESS_REFRESH` sets the seconds between two updates. It
-/// defaults to 0.5 on a terminal and to 180 elsewhere.
+/// defaults to 0.5 on a terminal. Elsewhere it replaces both the 30 seconds and the 10 %.
 #[derive(Debug)]
 pub struct ProgressBar {
     names: Vec<String>,
-    scalars: Vec<(String, FetchHandle, f64)>,
-    terminal: bool,
+    scalars: Vec<Scalar>,
+    /// Whether there is a bar rather than log lines.
+    is_live: bool,
     refresh: Duration,
+    /// The least number of steps between two updates.
+    refresh_steps: i64,
     epoch_began: Instant,
     first_step: i64,
     shown: Instant,
-    /// The bar of the current epoch, on a terminal.
-    bar: Option<indicatif::ProgressBar>,
+    /// The step of the last update, counted from 1.
+    shown_step: i64,
+    /// Whether a bar is on the screen.
+    is_drawn: bool,
+}
+
+#[derive(Debug)]
+struct Scalar {
+    name: String,
+    fetched: FetchHandle,
+    value: f64,
 }
 
 impl Default for ProgressBar {
@@ -37,53 +53,119 @@ impl ProgressBar {
     /// The name of this callback.
     pub(super) const NAME: &str = "ProgressBar";
 
-    /// Shows these scalars beside the bar.
+    /// Shows these scalars, after the cost. On most terminals there is room for three.
     pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> ProgressBar {
-        let terminal = stderr().is_terminal();
-        let usual = if terminal { 0.5 } else { 180.0 };
-        let refresh = std::env::var("TENSORPACK_PROGRESS_REFRESH").ok().and_then(|s| s.parse().ok());
-        let refresh = refresh.filter(|s: &f64| *s >= 0.0 && *s < 1e9).unwrap_or(usual);
         let now = Instant::now();
         ProgressBar {
             names: names.into_iter().map(String::from).collect(),
             scalars: Vec::new(),
-            terminal,
-            refresh: Duration::from_secs_f64(refresh),
+            is_live: false,
+            refresh: Duration::ZERO,
+            refresh_steps: 0,
             epoch_began: now,
             first_step: 0,
             shown: now,
-            bar: None,
+            shown_step: 0,
+            is_drawn: false,
         }
     }
 
-    fn show(&mut self, cx: &TrainCx<'_>, done: u64) {
-        let total = cx.steps_per_epoch.max(1);
+    fn line(&self, cx: &TrainCx<'_>, done: i64) -> Line {
         let seconds = self.epoch_began.elapsed().as_secs_f64();
-        let rate = (done as i64 - self.first_step).max(0) as f64 / seconds.max(1e-9);
-        let left = if rate > 0.0 { (total - done.min(total)) as f64 / rate } else { 0.0 };
-        let mut text = format!("{done}/{total} {} left {}, {rate:.1} steps/s", clock(seconds), clock(left),);
-        for (name, _, value) in &self.scalars {
-            text += &format!(" {name}={value:.4}");
+        let rate = (done - self.first_step).max(0) as f64 / seconds.max(1e-9);
+        let total = cx.steps_per_epoch as i64;
+        let left = if rate > 0.0 { (total - done).max(0) as f64 / rate } else { 0.0 };
+        let value = |s: &Scalar| format!("{} {:.4}", s.name, s.value);
+        Line {
+            epoch: (cx.epoch_num, cx.max_epoch),
+            step: (done, total),
+            rate: if rate >= 1.0 || rate == 0.0 {
+                format!("{rate:.1} steps/s")
+            } else {
+                format!("{:.1} s/step", 1.0 / rate)
+            },
+            left: format!("{} left", clock(left)),
+            scalars: self.scalars.iter().map(value).collect(),
         }
-        match &self.bar {
-            Some(bar) => draw(bar, done, text),
-            None => log::info!("epoch {}: {text}", cx.epoch_num),
+    }
+
+    fn show(&mut self, cx: &TrainCx<'_>, done: i64) {
+        self.shown = Instant::now();
+        self.shown_step = done;
+        let line = self.line(cx, done);
+        if self.is_live {
+            self.is_drawn = true;
+            terminal::draw(line.bar(terminal::width().saturating_sub(1)));
+        } else {
+            log::info!("{}", line.text());
+        }
+    }
+
+    /// Turns the bar on the screen into a line that stays.
+    fn keep(&mut self, cx: &TrainCx<'_>) {
+        if std::mem::take(&mut self.is_drawn) {
+            let done = cx.local_step + 1;
+            terminal::clear();
+            terminal::write_line(&self.line(cx, done).bar(terminal::width().saturating_sub(1)));
         }
     }
 }
 
-/// Returns a bar of `total` steps. Only [`draw`] draws it.
-fn new_bar(target: ProgressDrawTarget, total: u64) -> indicatif::ProgressBar {
-    let style =
-        ProgressStyle::with_template("|{bar:20}| {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-    indicatif::ProgressBar::with_draw_target(Some(total), target).with_style(style.progress_chars("=  "))
+/// The bar must not stay where an error message goes, if training ends by a panic.
+impl Drop for ProgressBar {
+    fn drop(&mut self) {
+        if self.is_drawn {
+            terminal::clear();
+        }
+    }
 }
 
-/// Draws the bar. indicatif ignores write errors, so a closed terminal does not end training.
-fn draw(bar: &indicatif::ProgressBar, done: u64, text: String) {
-    bar.set_message(text);
-    bar.set_position(done);
-    bar.force_draw();
+/// What a progress bar says.
+struct Line {
+    /// This epoch and the last one.
+    epoch: (u64, u64),
+    /// This step of the epoch, counted from 1, and the last one.
+    step: (i64, i64),
+    rate: String,
+    left: String,
+    /// The cost, then the others: names with values.
+    scalars: Vec<String>,
+}
+
+impl Line {
+    /// Returns the line of a log.
+    fn text(&self) -> String {
+        let Line { epoch: (epoch, _), step: (step, steps), rate, left, .. } = self;
+        let progress = [format!("epoch {epoch}: {step}/{steps} steps"), rate.clone(), left.clone()];
+        [&progress[..], &self.scalars].concat().join(", ")
+    }
+
+    /// Returns a bar of at most `width` characters. Leaves out the last scalars if they do not fit,
+    /// and draws the bar itself if there is room for it.
+    fn bar(&self, width: usize) -> String {
+        let ((epoch, epochs), (step, steps)) = (self.epoch, self.step);
+        let head = format!("epoch {epoch}/{epochs}");
+        let texts = (0..=self.scalars.len()).rev().flat_map(|n| {
+            let spacious =
+                [&[format!("{step}/{steps}"), self.rate.clone(), self.left.clone()], &self.scalars[..n]];
+            let spacious = spacious.concat().join(", ");
+            let compact = spacious.replace(" steps/s", "/s").replace(", ", " ");
+            [spacious, compact]
+        });
+        let fits = |text: &String| head.len() + 1 + text.chars().count() <= width;
+        let mut texts = texts.filter(fits);
+        let Some(text) = texts.next() else {
+            return format!("{head} {step}/{steps}").chars().take(width).collect();
+        };
+        // Two spaces around the bar, and its two ends.
+        let room = width - head.len() - text.chars().count();
+        let cells = room.saturating_sub(4).min(20);
+        if cells < 8 {
+            return format!("{head} {text}");
+        }
+        let filled = cells * step.clamp(0, steps) as usize / steps.max(1) as usize;
+        format!("{head} |{}{}| {text}", "=".repeat(filled), " ".repeat(cells - filled))
+    }
 }
 
 /// Formats a duration as `1:02:03` or `02:03`.
@@ -103,52 +185,70 @@ impl Callback for ProgressBar {
     }
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        let mut shown = Vec::new();
         for name in std::mem::take(&mut self.names) {
             let tensor = g.tensor(&name)?;
             if tensor.rank() > 0 {
                 return Err(Error::shape(format!("{name} is {}, not a scalar", tensor.shape())));
             }
-            let short = name.rsplit('/').next().unwrap_or(&name).to_string();
-            self.scalars.push((short, g.fetch(&tensor, Cadence::Deferred), f64::NAN));
+            shown.push((name.rsplit('/').next().unwrap_or(&name).to_string(), tensor));
+        }
+        if let Some(cost) = g.cost()
+            && shown.iter().all(|(_, tensor)| tensor.name() != cost.name())
+        {
+            shown.insert(0, ("cost".into(), cost));
+        }
+        for (name, tensor) in shown {
+            let fetched = g.fetch(&tensor, Cadence::Deferred);
+            self.scalars.push(Scalar { name, fetched, value: f64::NAN });
         }
         Ok(())
     }
 
     fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.is_live = terminal::has_live_line();
+        let set = std::env::var("TENSORPACK_PROGRESS_REFRESH").ok().and_then(|s| s.parse().ok());
+        let set = set.filter(|s: &f64| *s >= 0.0 && *s < 1e9);
+        self.refresh = Duration::from_secs_f64(set.unwrap_or(if self.is_live { 0.5 } else { 30.0 }));
+        self.refresh_steps =
+            if self.is_live || set.is_some() { 0 } else { cx.steps_per_epoch.div_ceil(10) as i64 };
         self.first_step = if cx.resumed() { cx.local_step + 1 } else { 0 };
         self.epoch_began = Instant::now();
         self.shown = self.epoch_began;
-        let total = cx.steps_per_epoch.max(1);
-        self.bar = self.terminal.then(|| new_bar(ProgressDrawTarget::stderr(), total));
+        self.shown_step = self.first_step;
         Ok(())
     }
 
     fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
-        for (_, fetched, value) in &mut self.scalars {
-            if let Some(x) = values.scalar(*fetched) {
-                *value = x;
+        for scalar in &mut self.scalars {
+            if let Some(x) = values.scalar(scalar.fetched) {
+                scalar.value = x;
             }
         }
         Ok(())
     }
 
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        if self.shown.elapsed() >= self.refresh {
-            self.shown = Instant::now();
-            self.show(cx, (cx.local_step + 1) as u64);
+        let done = cx.local_step + 1;
+        if done - self.shown_step >= self.refresh_steps && self.shown.elapsed() >= self.refresh {
+            self.show(cx, done);
         }
         Ok(())
     }
 
     fn after_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        if self.bar.is_some() {
-            self.show(cx, cx.steps_per_epoch);
+        let done = cx.local_step + 1;
+        if self.is_live {
+            self.is_drawn = true;
+            self.keep(cx);
+        } else if self.shown_step != done {
+            self.show(cx, done);
         }
-        if let Some(bar) = self.bar.take() {
-            // Leave the bar on the screen; the next output goes below it.
-            bar.abandon();
-            let _ = writeln!(stderr());
-        }
+        Ok(())
+    }
+
+    fn after_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.keep(cx);
         Ok(())
     }
 }
@@ -156,65 +256,37 @@ impl Callback for ProgressBar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
-    use std::sync::{Arc, Mutex};
 
-    /// A terminal that remembers its current line.
-    #[derive(Clone, Debug)]
-    struct Screen {
-        width: u16,
-        line: Arc<Mutex<String>>,
-    }
-
-    impl indicatif::TermLike for Screen {
-        fn width(&self) -> u16 {
-            self.width
+    fn line(step: i64) -> Line {
+        Line {
+            epoch: (12, 100),
+            step: (step, 4000),
+            rate: "12.3 steps/s".into(),
+            left: "05:12 left".into(),
+            scalars: ["cost 0.1234", "accuracy 0.9312", "perplexity 17.2000"].map(String::from).into(),
         }
-        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
-            Ok(())
-        }
-        fn write_line(&self, text: &str) -> io::Result<()> {
-            self.write_str(text)
-        }
-        fn write_str(&self, text: &str) -> io::Result<()> {
-            self.line.lock().unwrap().push_str(text);
-            Ok(())
-        }
-        fn clear_line(&self) -> io::Result<()> {
-            self.line.lock().unwrap().clear();
-            Ok(())
-        }
-        fn flush(&self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    fn drawn(width: u16, steps: &[(u64, &str)]) -> String {
-        let screen = Screen { width, line: Arc::default() };
-        let bar = new_bar(ProgressDrawTarget::term_like(Box::new(screen.clone())), 40);
-        for (done, text) in steps {
-            draw(&bar, *done, text.to_string());
-        }
-        bar.abandon();
-        let line = screen.line.lock().unwrap();
-        line.trim_end().to_string()
     }
 
     #[test]
-    fn the_bar_shows_the_share_of_steps_and_the_text() {
-        assert_eq!(drawn(80, &[(0, "0/40")]), format!("|{}| 0/40", " ".repeat(20)));
-        let half = format!("|{}{}| 20/40 cost=0.5", "=".repeat(10), " ".repeat(10));
-        assert_eq!(drawn(80, &[(10, "10/40 a longer text"), (20, "20/40 cost=0.5")]), half);
-        assert_eq!(drawn(80, &[(40, "40/40")]), format!("|{}| 40/40", "=".repeat(20)));
+    fn the_bar_shows_the_share_of_steps() {
+        let drawn = |step| line(step).bar(200).split('|').nth(1).map(String::from);
+        assert_eq!(drawn(0), Some(" ".repeat(20)));
+        assert_eq!(drawn(2000), Some(["=".repeat(10), " ".repeat(10)].concat()));
+        assert_eq!(drawn(4000), Some("=".repeat(20)));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out_last_scalar_first() {
+        let expected = "epoch 12/100 123/4000, 12.3 steps/s, 05:12 left, cost 0.1234";
+        assert_eq!(line(123).bar(60), expected);
+        assert_eq!(line(123).bar(55), "epoch 12/100 123/4000 12.3/s 05:12 left cost 0.1234");
+        assert_eq!(line(123).bar(48), "epoch 12/100 123/4000, 12.3 steps/s, 05:12 left");
+        assert_eq!(line(123).bar(10), "epoch 12/1");
+        let all = line(123).bar(110);
+        assert!(all.contains("perplexity") && all.contains('|'), "{all}");
+        for width in 0..200 {
+            assert!(line(123).bar(width).chars().count() <= width, "{width}");
+        }
     }
 
     #[test]

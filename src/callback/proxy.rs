@@ -317,6 +317,7 @@ mod tests {
             declared: &mut declared,
             step_ops: &mut step_ops,
             logdir: None,
+            cost: None,
         };
         callback.setup_graph(&mut g).unwrap();
         assert!(callback.chief_only());

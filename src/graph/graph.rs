@@ -400,6 +400,12 @@ impl Graph {
         }
     }
 
+    /// Returns the role of a tensor.
+    pub(super) fn role(&self, tensor: &Tensor) -> Option<Role> {
+        let id = tensor.id?;
+        self.built().map(|b| b.nodes[id.node.0 as usize].role)
+    }
+
     /// Marks a tensor as a gradient of a cost.
     pub(super) fn set_gradient(&self, gradient: &Tensor, cost: &Tensor) {
         if let (Some(mut b), Some(gradient), Some(cost)) = (self.building(), gradient.id, cost.id) {

@@ -95,6 +95,11 @@ impl Tensor {
         self.graph.set_role(self, Role::Cost);
     }
 
+    /// Returns whether this tensor is marked as a cost.
+    pub(crate) fn is_cost(&self) -> bool {
+        self.graph.role(self) == Some(Role::Cost)
+    }
+
     /// Marks this tensor as the gradient of `cost` with respect to a variable.
     pub(crate) fn mark_gradient_of(&self, cost: &Tensor) {
         self.graph.set_gradient(self, cost);

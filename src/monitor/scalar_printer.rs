@@ -1,11 +1,18 @@
 //! Logs scalars.
 
+use super::number::{from_json, to_json};
 use super::{Class, Moment, Monitor, Start};
 use crate::graph::NamePattern;
-use std::collections::BTreeMap;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use tensorpack_tensor::Result;
 
-/// Logs scalars after each epoch as `name: value`, with five significant digits, sorted by name.
+/// Logs scalars after each epoch as a table, sorted by name: the value now, the best so far and the
+/// epoch it is from, with five significant digits.
+///
+/// Whether lower or higher is better depends on a word in the name: lower for `cost`, `loss`,
+/// `error` and the like, higher for `accuracy`, `precision`, `score` and the like. Other statistics,
+/// and those that depend on the clock, have no best value.
 #[derive(Debug)]
 pub struct ScalarPrinter {
     each_step: bool,
@@ -13,6 +20,10 @@ pub struct ScalarPrinter {
     whitelist: Option<Vec<NamePattern>>,
     blacklist: Vec<NamePattern>,
     pending: BTreeMap<String, f64>,
+    /// The best value of each statistic at the end of an epoch, and that epoch.
+    best: BTreeMap<String, (f64, u64)>,
+    /// The names of statistics that depend on the clock.
+    timings: BTreeSet<String>,
 }
 
 impl Default for ScalarPrinter {
@@ -23,6 +34,8 @@ impl Default for ScalarPrinter {
             whitelist: None,
             blacklist: Vec::new(),
             pending: BTreeMap::new(),
+            best: BTreeMap::new(),
+            timings: BTreeSet::new(),
         }
     }
 }
@@ -74,6 +87,32 @@ impl ScalarPrinter {
         std::mem::take(&mut self.pending).into_iter().map(line).collect()
     }
 
+    /// Returns the table of an epoch, with the statistics since the last call. Empty without any.
+    fn take_table(&mut self, epoch: u64) -> String {
+        let pending = std::mem::take(&mut self.pending);
+        let mut rows = vec![["statistic", "now", "best", "at epoch"].map(String::from)];
+        for (name, now) in pending {
+            let direction = if self.timings.contains(&name) { None } else { Direction::from_name(&name) };
+            let best = direction.map(|direction| {
+                let best = self.best.entry(name.clone()).or_insert((now, epoch));
+                // The best value is not one that is not a number.
+                if direction.is_better(now, best.0) || best.0.is_nan() {
+                    *best = (now, epoch);
+                }
+                *best
+            });
+            let (best, at) = best.map_or_else(Default::default, |(b, at)| (significant(b), at.to_string()));
+            rows.push([name, significant(now), best, at]);
+        }
+        if rows.len() == 1 {
+            return String::new();
+        }
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let [name, now, best, at] = [0, 1, 2, 3].map(width);
+        let line = |[a, b, c, d]: &[String; 4]| format!("\n  {a:name$}  {b:>now$}  {c:>best$}  {d:>at$}");
+        rows.iter().map(line).collect()
+    }
+
     fn print(&mut self) {
         for line in self.take_lines() {
             log::info!("{line}");
@@ -86,12 +125,27 @@ impl Monitor for ScalarPrinter {
         "ScalarPrinter".into()
     }
 
-    fn start(&mut self, _: &Start<'_>) -> Result<()> {
+    fn start(&mut self, start: &Start<'_>) -> Result<()> {
+        let best = start.resumed.and_then(|state| state["best"].as_object());
+        for (name, saved) in best.into_iter().flatten() {
+            if let (Some(value), Some(epoch)) = (from_json(&saved[0]), saved[1].as_u64()) {
+                self.best.insert(name.clone(), (value, epoch));
+            }
+        }
         self.whitelist.iter().flatten().chain(&self.blacklist).try_for_each(NamePattern::check_syntax)
     }
 
-    fn scalar(&mut self, name: &str, value: f64, _: Class, _: Moment) -> Result<()> {
+    fn state(&self) -> Value {
+        let best =
+            self.best.iter().map(|(name, (value, epoch))| (name.clone(), json!([to_json(*value), epoch])));
+        json!({"best": best.collect::<Map<_, _>>()})
+    }
+
+    fn scalar(&mut self, name: &str, value: f64, class: Class, _: Moment) -> Result<()> {
         if self.logs(name) {
+            if class == Class::WallClock && !self.timings.contains(name) {
+                self.timings.insert(name.to_string());
+            }
             self.pending.insert(name.to_string(), value);
         }
         Ok(())
@@ -104,11 +158,75 @@ impl Monitor for ScalarPrinter {
         Ok(())
     }
 
-    fn end_epoch(&mut self, _: Moment) -> Result<()> {
-        if self.each_epoch || self.each_step {
+    fn end_epoch(&mut self, at: Moment) -> Result<()> {
+        if self.each_epoch {
+            let table = self.take_table(at.epoch_num);
+            if !table.is_empty() {
+                log::info!("statistics of epoch {}{table}", at.epoch_num);
+            }
+        } else if self.each_step {
             self.print();
         }
         Ok(())
+    }
+}
+
+/// Which values of a statistic are better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Lower,
+    Higher,
+}
+
+impl Direction {
+    /// Guesses the direction from the words of a name, such as `validation_error`. `None` if they
+    /// do not tell.
+    fn from_name(name: &str) -> Option<Direction> {
+        const LOWER: &[&str] = &[
+            "cost",
+            "loss",
+            "error",
+            "err",
+            "perplexity",
+            "ppl",
+            "mse",
+            "rmse",
+            "mae",
+            "nll",
+            "bpc",
+            "wer",
+            "cer",
+            "fid",
+        ];
+        const HIGHER: &[&str] = &[
+            "accuracy",
+            "acc",
+            "precision",
+            "recall",
+            "f1",
+            "auc",
+            "iou",
+            "map",
+            "psnr",
+            "ssim",
+            "bleu",
+            "score",
+            "reward",
+        ];
+        let name = name.to_lowercase();
+        let has = |words: &[&str]| name.split(|c: char| !c.is_alphanumeric()).any(|w| words.contains(&w));
+        match (has(LOWER), has(HIGHER)) {
+            (true, _) => Some(Direction::Lower),
+            (false, true) => Some(Direction::Higher),
+            (false, false) => None,
+        }
+    }
+
+    fn is_better(self, now: f64, best: f64) -> bool {
+        match self {
+            Direction::Lower => now < best,
+            Direction::Higher => now > best,
+        }
     }
 }
 
@@ -190,6 +308,49 @@ mod tests {
         });
         let e = bad.unwrap_err();
         assert_eq!((e.kind(), e.site().map(|s| s.file)), (ErrorKind::Name, Some(file!())), "{e}");
+    }
+
+    #[test]
+    fn the_table_has_the_best_value_and_its_epoch() {
+        let put = |p: &mut ScalarPrinter, values: [f64; 3]| {
+            let classes = [Class::Deterministic, Class::Deterministic, Class::WallClock];
+            for ((name, value), class) in ["cost", "acc", "time_error"].into_iter().zip(values).zip(classes) {
+                p.scalar(name, value, class, Moment::default()).unwrap();
+            }
+        };
+        let mut p = ScalarPrinter::new();
+        put(&mut p, [1.0, f64::NAN, 3.0]);
+        p.take_table(1);
+        put(&mut p, [0.5, 0.25, 2.0]);
+        p.take_table(2);
+        // A resumed run knows the best values.
+        let state = p.state();
+        let mut p = ScalarPrinter::new();
+        p.start(&Start { logdir: None, resumed: Some(&state), at: Moment::default() }).unwrap();
+        put(&mut p, [0.75, 0.125, 1.0]);
+        let expected = [
+            "",
+            "  statistic     now  best  at epoch",
+            "  acc         0.125  0.25         2",
+            "  cost         0.75   0.5         2",
+            "  time_error      1                ",
+        ];
+        assert_eq!(p.take_table(3).split('\n').collect::<Vec<_>>(), expected);
+        assert_eq!(p.take_table(4), "", "nothing was reported");
+    }
+
+    #[test]
+    fn names_tell_what_is_better() {
+        for (name, direction) in [
+            ("validation_error", Some(Direction::Lower)),
+            ("tower/Cost", Some(Direction::Lower)),
+            ("accuracy-top1", Some(Direction::Higher)),
+            ("score_loss", Some(Direction::Lower)),
+            ("learning_rate", None),
+            ("lossy", None),
+        ] {
+            assert_eq!(Direction::from_name(name), direction, "{name}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub fn launch_train_with_config(
     let TrainConfig { model, data, run } = config;
     run.check()?;
     logger::init();
+    logger::set_quiet(run.quiet);
     let trainer = trainer.into().precision(run.precision.unwrap_or_default());
     let trainer = trainer.loss_scale(run.loss_scale.unwrap_or_default());
     let input = match data {

@@ -9,6 +9,7 @@ use crate::callback::{Callbacks, TrainCx, TrainState};
 use crate::graph::{Fetch, GLOBAL_STEP};
 use crate::input::InputSource;
 use crate::optim::{LOSS_SCALE, SKIPPED_STEPS};
+use crate::terminal::Activity;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
@@ -50,6 +51,8 @@ pub(super) struct MainLoop<'a> {
     pub(super) flush: Option<Fetch>,
     /// Whether the graph has a variable that holds the number of the step.
     pub(super) counts_in_graph: bool,
+    /// Whether no step has run yet. The first one compiles.
+    pub(super) is_first_step: bool,
 }
 
 impl MainLoop<'_> {
@@ -238,7 +241,11 @@ impl MainLoop<'_> {
             lost_batch: false,
             queued: false,
         };
-        match self.iteration.run_step(&mut cx) {
+        let first = std::mem::take(&mut self.is_first_step);
+        let compiling = first.then(|| Activity::begin("compiling and running the first step"));
+        let ran = self.iteration.run_step(&mut cx);
+        drop(compiling);
+        match ran {
             Err(e) if e.kind() == ErrorKind::Interrupted => {
                 return Ok(match (cx.runs_done, cx.lost_batch) {
                     (0, false) => StepOutcome::NotBegun,

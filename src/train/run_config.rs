@@ -30,6 +30,7 @@ pub struct RunConfig {
     pub(super) max_epoch: u64,
     pub(super) logdir: Option<PathBuf>,
     pub(super) fresh: bool,
+    pub(super) quiet: bool,
     pub(super) keep: Keep,
     pub(super) disk: Option<Box<dyn Disk>>,
     pub(super) nan: NanPolicy,
@@ -53,6 +54,7 @@ impl Default for RunConfig {
             max_epoch: 99_999,
             logdir: Some(default_logdir()),
             fresh: false,
+            quiet: false,
             keep: Keep::default(),
             disk: None,
             nan: NanPolicy::default(),
@@ -182,6 +184,14 @@ macro_rules! run_settings {
             #[must_use]
             pub fn fresh(mut self) -> $config {
                 self $(.$run)? .fresh = true;
+                self
+            }
+
+            /// Shows only warnings and errors on standard error, and no progress bar. `log.log` has
+            /// everything.
+            #[must_use]
+            pub fn quiet(mut self) -> $config {
+                self $(.$run)? .quiet = true;
                 self
             }
 

@@ -6,6 +6,7 @@ use crate::callback::{Callbacks, Progress, RunCx, TrainState};
 use crate::graph::{Fetch, Frozen, NodeKind};
 use crate::input::InputSource;
 use crate::runtime::{Clock, IntoFetch, Launches, MAX_FEEDS, Session, StepProgram};
+use crate::terminal::Activity;
 use serde_json::{Map, Value};
 use std::ops::Deref;
 use std::time::{Duration, Instant};
@@ -323,7 +324,10 @@ fn draw<'a>(
 ) -> Result<&'a [(String, HostTensor)]> {
     let begun = Instant::now();
     let batch = match input {
-        Some(input) if needed => input.next()?,
+        Some(input) if needed => {
+            let _reading = summary.is_some().then(|| Activity::begin("reading the first batch"));
+            input.next()?
+        }
         _ => &[],
     };
     if let Some(summary) = summary.take_if(|_| !batch.is_empty()) {

@@ -2,7 +2,7 @@
 
 use super::{Iteration, RunConfig, Trained, Trainer};
 use crate::callback::Callback;
-use crate::graph::{Fetch, Graph, TensorSpec};
+use crate::graph::{Fetch, Graph, Tensor, TensorSpec};
 use crate::tower::{TowerFunc, Towers};
 use tensorpack_tensor::{Error, Result, Site};
 
@@ -76,6 +76,14 @@ impl TowerTrainer {
         TowerTrainer { iteration: Box::new(iteration), replaced, ..self }
     }
 
+    /// Returns the cost of the first tower, if every step minimizes it: not if the iteration was
+    /// replaced, and not without gradients. Then fetching it would be work, and might take a batch
+    /// that the step does not.
+    fn cost(&self) -> Option<Tensor> {
+        let cost = self.towers().training().first()?.outputs().first().cloned()?;
+        (self.replaced.is_none() && cost.is_cost()).then_some(cost)
+    }
+
     /// Returns an error if a replaced iteration would leave towers idle.
     fn check_iteration(&self) -> Result<()> {
         let (all, built) = (self.run_towers, self.towers().training().len());
@@ -100,6 +108,7 @@ impl TowerTrainer {
     /// Trains with only the callbacks and monitors of the configuration.
     pub fn train(self, config: RunConfig) -> Result<Trained> {
         self.check_iteration()?;
-        self.trainer.with_tower_func(self.tower).train(config, self.iteration)
+        let cost = self.cost();
+        self.trainer.with_cost(cost).with_tower_func(self.tower).train(config, self.iteration)
     }
 }

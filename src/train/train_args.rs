@@ -77,6 +77,9 @@ pub struct TrainArgs {
     /// Start a new run, even if the directory has one.
     #[arg(long)]
     pub fresh: bool,
+    /// Show only warnings and errors; log.log has everything.
+    #[arg(long)]
+    pub quiet: bool,
     /// The seed of all random numbers.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -161,6 +164,7 @@ impl TrainArgs {
                 "--logdir" => self.logdir.is_some(),
                 "--load" => self.load.is_some(),
                 "--fresh" => self.fresh,
+                "--quiet" => self.quiet,
                 "--seed" => self.seed.is_some(),
                 "--fake" => self.fake,
                 "--full" => self.full,
@@ -190,6 +194,7 @@ impl TrainArgs {
         run.precision = self.precision.or(run.precision);
         run.logdir = self.logdir.clone().or(run.logdir.take());
         run.fresh |= self.fresh;
+        run.quiet |= self.quiet;
         if let [device, ..] = self.devices[..] {
             run.session.device = device;
         }
@@ -342,7 +347,8 @@ mod tests {
     #[test]
     fn an_option_that_does_not_apply_is_an_error() {
         let all = "--max-epoch 1 --steps-per-epoch 1 --steps-per-launch 2 --trainer simple --devices cpu:0 \
-                   --threads-per-device 1 --precision bf16 --logdir a --load b --fresh --seed 1 --fake --full --assert";
+                   --threads-per-device 1 --precision bf16 --logdir a --load b --fresh --quiet --seed 1 --fake --full \
+                   --assert";
         let (all, none) = (args(all).unwrap(), args("").unwrap());
         let command = Program::command();
         let options: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();

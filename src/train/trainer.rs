@@ -10,7 +10,7 @@ use super::step_plan::StepPlan;
 use super::{NanPolicy, RunConfig, StepsPerLaunch};
 use crate::callback::{Callback, Callbacks, GraphCx, Progress, SkippedSteps, TrainState};
 use crate::distributed::ProcessGroup;
-use crate::graph::{FLUSH_OPS, Fetch, GLOBAL_STEP, Graph, TensorSpec};
+use crate::graph::{FLUSH_OPS, Fetch, GLOBAL_STEP, Graph, Tensor, TensorSpec};
 use crate::input::{InputSource, OtherTowers, no_batch};
 use crate::io::{Checkpoint, CheckpointStore, RealDisk, RunLock};
 use crate::logger;
@@ -18,6 +18,7 @@ use crate::monitor::{Moment, Monitors};
 use crate::nn::describe_trainables;
 use crate::predict::{OfflinePredictor, PredictConfig};
 use crate::runtime::{Device, Interrupt, Launches, Session, SessionOptions};
+use crate::terminal::Activity;
 use crate::tower::{TowerFunc, Towers};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -38,6 +39,8 @@ pub struct Trainer {
     device: Option<Device>,
     /// The processes that train together, if there are several.
     group: Option<Arc<ProcessGroup>>,
+    /// The cost that every step minimizes, if there is one.
+    cost: Option<Tensor>,
     callbacks: Callbacks,
 }
 
@@ -45,7 +48,15 @@ impl Trainer {
     /// Creates a trainer for a graph. The graph must be complete before training starts.
     pub fn new(graph: &Graph) -> Trainer {
         let callbacks = Callbacks::default();
-        Trainer { graph: graph.clone(), tower: None, input: None, device: None, group: None, callbacks }
+        Trainer {
+            graph: graph.clone(),
+            tower: None,
+            input: None,
+            device: None,
+            group: None,
+            cost: None,
+            callbacks,
+        }
     }
 
     /// Sets the tower function that built the model. Inference during training and predictors need
@@ -69,6 +80,11 @@ impl Trainer {
     /// Trains together with the other processes of this group.
     pub(super) fn with_group(self, group: Option<Arc<ProcessGroup>>) -> Trainer {
         Trainer { group, ..self }
+    }
+
+    /// Tells callbacks which cost every step minimizes.
+    pub(super) fn with_cost(self, cost: Option<Tensor>) -> Trainer {
+        Trainer { cost, ..self }
     }
 
     /// Returns the graph.
@@ -140,6 +156,7 @@ impl Trainer {
     /// Opens the log directory and runs training. The error that ends it is the end of `log.log`.
     fn run(self, config: RunConfig, interrupt: &Interrupt, iteration: &mut dyn Iteration) -> Result<Trained> {
         logger::init();
+        logger::set_quiet(config.quiet);
         if self.group.is_none() {
             ranks::warn_of_launcher();
         }
@@ -191,9 +208,12 @@ impl Trainer {
         }
         let mut plan = self.setup_callbacks(&mut config)?;
         let flush = self.flush_op();
+        let creating = Activity::begin("creating the session");
         let mut state = self.initialize(&mut config, interrupt, signals, steps_per_epoch, lock.as_ref())?;
+        drop(creating);
         iteration.check(state.session.graph())?;
         plan.launches = self.launches(&config, &state, &plan, iteration)?;
+        let reading = Activity::begin("reading the checkpoint");
         let saved = match &state.store {
             Some(store) => store.latest()?,
             None => None,
@@ -204,13 +224,18 @@ impl Trainer {
         };
         if let Some((folder, checkpoint)) = &saved {
             resume::restore(&mut state, checkpoint, &mut self.callbacks)?;
+            drop(reading);
             let Progress { epoch_num, global_step, .. } = state.progress;
             log::info!("resuming {} at epoch {epoch_num}, step {global_step}", folder.display());
             if let Some(ended) = already_ended(&state) {
                 return Ok(self.already_complete(ended, state, checkpoint));
             }
         } else if let Some(init) = &config.session_init {
+            drop(reading);
+            let _loading = Activity::begin("loading initial values");
             init.init(&state.session)?;
+        } else {
+            drop(reading);
         }
         if let Some(ranks) = &ranks {
             ranks.check_same(&state, self.input.as_deref())?;
@@ -228,6 +253,7 @@ impl Trainer {
             let others = ranks.as_ref().map_or_else(OtherTowers::default, |ranks| ranks.other_towers(towers));
             let saved = saved.map_or(&Value::Null, |s| &s["input"]);
             let steps_per_launch = plan.launches.map_or(1, |launches| launches.steps);
+            let _starting = Activity::begin("starting the input");
             resume::start_input(&state, input.as_mut(), saved, others, steps_per_launch)?;
         }
         let counts_in_graph = state.session.graph().variables().iter().any(|v| v.name == GLOBAL_STEP);
@@ -252,6 +278,7 @@ impl Trainer {
             summary: Some(summary),
             flush,
             counts_in_graph,
+            is_first_step: true,
         };
         let ended = main_loop.run()?;
         let TrainState { session, monitors, .. } = state;
@@ -296,6 +323,7 @@ impl Trainer {
             declared: &mut declared,
             step_ops: &mut step_ops,
             logdir: config.logdir.as_deref(),
+            cost: self.cost.clone(),
         })?;
         self.graph.first_error()?;
         self.callbacks.check_statistics()?;

@@ -133,8 +133,8 @@ fn every_default_is_effective() {
         }
     }
     // ScalarPrinter: each statistic once per epoch.
-    for name in ["cost: ", "level: "] {
-        assert_eq!(log.matches(name).count(), 2, "{name}: {log}");
+    for name in ["\n  cost ", "\n  level "] {
+        assert_eq!(log.matches(name).count(), 2, "{name:?}: {log}");
     }
 
     // EventWriter: a file that TensorBoard reads, with both statistics.

@@ -42,6 +42,7 @@ mod signals;
 mod standard_error;
 mod statistics;
 mod stops;
+mod terminal;
 mod tower_functions;
 mod towers;
 mod trackers;
