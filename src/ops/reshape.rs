@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
@@ -91,6 +92,11 @@ impl OpDef for Reshape {
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(vec![cx.input(0).reshaped(cx.output_sizes(0))])
     }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (x, shape) = (cx.input(0), cx.output_shape(0).clone());
+        Ok(vec![cx.reshape(&x, &shape, &[])?])
+    }
 }
 
 /// Input 0 with the shape of input 1.
@@ -128,6 +134,11 @@ impl OpDef for ReshapeLike {
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(vec![cx.input(0).reshaped(cx.output_sizes(0))])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (x, shape) = (cx.input(0), cx.output_shape(0).clone());
+        Ok(vec![cx.reshape(&x, &shape, &[&cx.input(1)])?])
     }
 }
 

@@ -1,7 +1,7 @@
 //! Inference with an exported model.
 
 use super::graph_file::{LoadedGraph, read};
-use super::{OfflinePredictor, Predictor};
+use super::{OfflinePredictor, OnnxOptions, Predictor};
 use crate::graph::TensorSpec;
 use crate::runtime::{Session, SessionOptions};
 use std::panic::Location;
@@ -50,6 +50,11 @@ impl ExportedModel {
     /// Returns the names of the outputs, in order.
     pub fn outputs(&self) -> impl Iterator<Item = &str> {
         self.predictor.outputs.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Writes the model as an ONNX file: see [`OfflinePredictor::export_onnx`].
+    pub fn export_onnx(&self, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
+        self.predictor.export_onnx(path, options)
     }
 
     /// Returns the outputs for these inputs.
