@@ -7,6 +7,7 @@ pub mod npz;
 mod pickle;
 pub mod pytorch;
 mod hub_folder;
+pub(crate) mod onnx;
 mod checkpoint;
 mod checkpoint_store;
 mod weight_layout;

@@ -11,9 +11,10 @@ mod model;
 mod parse;
 mod permute;
 
+pub(crate) use data_type::dtype_of;
 pub(crate) use encode::{Encoded, encode};
 pub use export_cx::{Attr, ExportCx, Value};
 pub(crate) use export_cx::{GraphWriter, NodeSpec};
 pub(crate) use model::{Attribute, Dimension, Model, Node, OnnxGraph, ValueInfo};
-pub(crate) use parse::{TensorSource, parse};
+pub(crate) use parse::parse;
 pub(crate) use permute::permuted;

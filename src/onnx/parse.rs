@@ -15,7 +15,7 @@ const MAX_RANK: usize = 64;
 
 /// Returns `length` bytes at `offset` of a file of external tensors; all bytes up to the end if the
 /// length is `None`.
-pub(crate) type TensorSource<'s> = dyn Fn(&str, u64, Option<u64>) -> Result<Vec<u8>> + 's;
+pub(super) type TensorSource<'s> = dyn Fn(&str, u64, Option<u64>) -> Result<Vec<u8>> + 's;
 
 /// Parses a model. `external` reads tensors that are stored beside it.
 pub(crate) fn parse(bytes: &[u8], external: &TensorSource<'_>) -> Result<Model> {

@@ -1,11 +1,12 @@
-//! Every case as an ONNX model: `onnx.checker` accepts it, and onnxruntime computes the same.
+//! Every case as an ONNX model: `onnx.checker` accepts it, onnxruntime computes the same, and so does
+//! the model that is read back.
 
 use super::exported::cases;
 use super::trials;
 use crate::graph::{Fetch, Graph, Tensor};
 use crate::io::write_tensors;
 use crate::op_cases::{Case, Draw, Input};
-use crate::predict::{OfflinePredictor, OnnxOptions};
+use crate::predict::{ExportedModel, OfflinePredictor, OnnxOptions};
 use crate::runtime::{Session, SessionOptions};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -34,9 +35,12 @@ fn predictor(case: &Case, seed: u64) -> (OfflinePredictor, Vec<HostTensor>) {
         fed.push(x.feed(DType::F32, &x.values(&rng, before, total)));
         before += x.len();
     }
-    let options = SessionOptions { threads: Some(1), ..SessionOptions::default() };
-    let session = Session::with(graph.freeze().expect("a graph that can be built"), options).unwrap();
+    let session = Session::with(graph.freeze().expect("a graph that can be built"), options()).unwrap();
     (OfflinePredictor::from_session(session, names, outputs).unwrap(), fed)
+}
+
+fn options() -> SessionOptions {
+    SessionOptions { threads: Some(1), ..SessionOptions::default() }
 }
 
 /// Writes a model, its inputs and its outputs for `check_models.py`.
@@ -76,4 +80,43 @@ fn every_case_is_written_and_runs_in_onnxruntime() {
         Command::new(python.unwrap_or_else(|| "python3".into())).arg(script).arg(dir.path()).output();
     let output = output.expect("TENSORPACK_ONNXRUNTIME names a Python");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// The cases that use something that is written, but not read.
+const NOT_READ: &[&str] = &[];
+
+/// Compares a model with the one that is read back from its ONNX file.
+fn read_back(path: &Path, model: &OfflinePredictor, fed: &[HostTensor]) -> Result<(), String> {
+    let read = ExportedModel::load_with(path, options()).map_err(|e| e.to_string())?;
+    let inputs = read.inputs().iter().filter_map(|spec| fed.get(spec.name[1..].parse::<usize>().ok()?));
+    let found = read.predict(&inputs.collect::<Vec<_>>()).map_err(|e| e.to_string())?;
+    let wanted = model.predict(&fed.iter().collect::<Vec<_>>()).map_err(|e| e.to_string())?;
+    for (wanted, found) in wanted.iter().zip(&found) {
+        let described = |t: &HostTensor| (t.dtype(), t.sizes().to_vec());
+        if described(wanted) != described(found) {
+            return Err(format!("{:?} became {:?}", described(wanted), described(found)));
+        }
+        super::chain::close(&wanted.to_f64_vec(), &found.to_f64_vec(), 1e-5)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn every_case_is_read_back_from_onnx() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("case.onnx");
+    let (mut failures, mut compared) = (Vec::new(), 0);
+    for case in cases().filter(|case| !RANDOM.iter().any(|random| case.name.contains(random))) {
+        for seed in 0..u64::from(trials().div_ceil(3)) {
+            let (model, fed) = predictor(&case, seed);
+            if model.export_onnx(&path, &OnnxOptions::default()).is_err() || NOT_READ.contains(&case.name) {
+                continue;
+            }
+            compared += 1;
+            if let Err(e) = read_back(&path, &model, &fed) {
+                failures.push(format!("{} {seed}: {e}", case.name));
+            }
+        }
+    }
+    assert!(failures.is_empty() && compared > 500, "{compared} compared\n{}", failures.join("\n"));
 }

@@ -9,7 +9,7 @@ use tensorpack_tensor::{Dim, Error, Result};
 
 /// One dim of the target shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-enum Target {
+pub(crate) enum Target {
     /// This size.
     Size(usize),
     /// The size of dim `.0` of the input.
@@ -158,6 +158,12 @@ impl Tensor {
                 self.fail("Reshape", Error::argument(format!("invalid sizes {sizes:?} (-1 may occur once)")))
             }
         }
+    }
+
+    /// Reshapes to dims that are given, the input's, or inferred.
+    #[track_caller]
+    pub(crate) fn reshape_to(&self, targets: Vec<Target>) -> Tensor {
+        Tensor::apply_one(Reshape(targets), &[self])
     }
 
     /// Reshapes to the shape of `like`.
