@@ -6,7 +6,7 @@ use super::trials;
 use crate::graph::{Fetch, Graph, Tensor};
 use crate::io::write_tensors;
 use crate::op_cases::{Case, Draw, Input};
-use crate::predict::{ExportedModel, OfflinePredictor, OnnxOptions};
+use crate::predict::{ExportedModel, Module, OfflinePredictor, OnnxOptions};
 use crate::runtime::{Session, SessionOptions};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -82,12 +82,25 @@ fn every_case_is_written_and_runs_in_onnxruntime() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// The cases that use something that is written, but not read.
-const NOT_READ: &[&str] = &[];
+/// Returns whether an ONNX file has this input.
+fn is_input(path: &Path, name: &str) -> bool {
+    Module::load(path).is_ok_and(|module| module.inputs().iter().any(|spec| spec.name == name))
+}
 
 /// Compares a model with the one that is read back from its ONNX file.
 fn read_back(path: &Path, model: &OfflinePredictor, fed: &[HostTensor]) -> Result<(), String> {
-    let read = ExportedModel::load_with(path, options()).map_err(|e| e.to_string())?;
+    let names: Vec<String> = (0..fed.len()).map(|i| format!("x{i}")).collect();
+    let read = match ExportedModel::load_with(path, options()) {
+        // Some cases need the sizes of their inputs while the graph is built.
+        Err(e) if matches!(e.kind(), ErrorKind::Shape | ErrorKind::Unsupported) => {
+            let sizes = names.iter().zip(fed).map(|(name, x)| (name.as_str(), x.sizes()));
+            // An input that no output depends on is not in the file.
+            let sizes: Vec<_> = sizes.filter(|(name, _)| is_input(path, name)).collect();
+            ExportedModel::load_sized(path, &sizes, options())
+        }
+        read => read,
+    };
+    let read = read.map_err(|e| e.to_string())?;
     let inputs = read.inputs().iter().filter_map(|spec| fed.get(spec.name[1..].parse::<usize>().ok()?));
     let found = read.predict(&inputs.collect::<Vec<_>>()).map_err(|e| e.to_string())?;
     let wanted = model.predict(&fed.iter().collect::<Vec<_>>()).map_err(|e| e.to_string())?;
@@ -109,7 +122,8 @@ fn every_case_is_read_back_from_onnx() {
     for case in cases().filter(|case| !RANDOM.iter().any(|random| case.name.contains(random))) {
         for seed in 0..u64::from(trials().div_ceil(3)) {
             let (model, fed) = predictor(&case, seed);
-            if model.export_onnx(&path, &OnnxOptions::default()).is_err() || NOT_READ.contains(&case.name) {
+            let is_empty = fed.iter().any(HostTensor::is_empty);
+            if is_empty || model.export_onnx(&path, &OnnxOptions::default()).is_err() {
                 continue;
             }
             compared += 1;

@@ -319,6 +319,13 @@ impl Tensor {
         })
     }
 
+    /// Returns zeros shaped like `like`, with the elements of this tensor added along the last axis at
+    /// the positions that `indices` gives: the transpose of [`Tensor::take_along_axis`].
+    #[track_caller]
+    pub(crate) fn add_along_last(&self, indices: &Tensor, like: &Tensor) -> Tensor {
+        Tensor::apply_one(ScatterAdd { along: Along::Last, rows: None }, &[self, indices, like])
+    }
+
     /// Returns zeros with `rows` rows along `axis`, with every row of this tensor added to the row
     /// that `indices` selects: the transpose of [`Tensor::gather`]. Rows with equal indices are
     /// added in the order of the indices, for any number of threads. An index out of range is an

@@ -87,24 +87,21 @@ impl Window {
     }
 }
 
-/// Returns the weights of a convolution with the channels of ONNX's dims 1 and 0, or 0 and 1, last.
-fn filter(cx: &mut NodeCx<'_, '_>, channels: [usize; 2]) -> Result<(Tensor, Vec<usize>)> {
+/// Returns the weights of a convolution `[height, width, in, out]`, or of a transposed one `[height,
+/// width, out, in]`, and the sizes of the window.
+fn filter(cx: &mut NodeCx<'_, '_>) -> Result<(Tensor, Vec<usize>)> {
     let shape = cx.shape(1);
     let sizes = shape.known().filter(|sizes| matches!(sizes.len(), 3 | 4)).ok_or_else(|| {
         Error::new(ErrorKind::Unsupported, format!("filters of shape {shape} are not supported"))
     })?;
-    let order: Vec<usize> = (2..sizes.len()).chain(channels).collect();
+    let order: Vec<usize> = (2..sizes.len()).chain([1, 0]).collect();
     let w = cx.weight_as(1, &order)?;
     let w = if sizes.len() == 3 { w.expand_dims(0) } else { w };
     Ok((w, sizes[2..].to_vec()))
 }
 
-fn add_bias(cx: &mut NodeCx<'_, '_>, y: Tensor) -> Result<Tensor> {
-    Ok(if cx.has(2) { y + cx.weight(2)? } else { y })
-}
-
 pub(super) fn conv(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
-    let (w, kernel) = filter(cx, [1, 0])?;
+    let (w, kernel) = filter(cx)?;
     let window = Window::new(cx, Some(&kernel))?;
     let groups = usize::try_from(cx.node.int("group", 1)?).unwrap_or(0);
     let x = cx.channels_last(0)?;
@@ -119,7 +116,7 @@ pub(super) fn conv(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
 }
 
 pub(super) fn conv_transpose(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
-    let (mut w, kernel) = filter(cx, [1, 0])?;
+    let (w, kernel) = filter(cx)?;
     let mut window = Window::new(cx, Some(&kernel))?;
     let axes = kernel.len();
     if cx.node.int("group", 1)? != 1 {
@@ -132,23 +129,29 @@ pub(super) fn conv_transpose(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         Some(_) => pair(cx, "output_padding", axes)?,
         None => [0, 0],
     };
-    // Zeros after the filter make the output larger by as much.
-    if extra != [0, 0] {
-        if window.dilation != [1, 1] {
-            return Err(cx.unsupported("output padding with dilation"));
-        }
-        w = w.pad(&[0; 4], &[extra[0], extra[1], 0, 0], &[0; 4]);
+    // Output padding cuts less off the full result; beyond its end are zeros.
+    let mut around = match window.padding {
+        Padding::Explicit(around) => around,
+        _ => [[0, 0]; 2],
+    };
+    let mut beyond = [0; 2];
+    for i in 0..2 {
+        beyond[i] = extra[i].saturating_sub(around[i][1]);
+        around[i][1] -= extra[i].min(around[i][1]);
     }
-    // The padding is cut off the full result.
-    if window.padding == Padding::Valid {
-        window.padding = Padding::Explicit([[0, 0]; 2]);
-    }
+    window.padding = Padding::Explicit(around);
+    let bias = if cx.has(2) { Some(cx.weight(2)?) } else { None };
     let x = cx.channels_last(0)?;
-    let y = window.apply(&x, |x| x.conv2d_transpose(&w, window.options(1)))?;
-    match &y[..] {
-        [Value::ChannelsLast(y)] => one_channels_last(add_bias(cx, y.clone())?),
-        _ => Ok(y),
-    }
+    window.apply(&x, |x| {
+        let mut y = x.conv2d_transpose(&w, window.options(1));
+        if beyond != [0, 0] {
+            y = y.pad(&[0; 4], &[0, beyond[0], beyond[1], 0], &[0; 4]);
+        }
+        match &bias {
+            Some(bias) => y + bias,
+            None => y,
+        }
+    })
 }
 
 pub(super) fn pool(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {

@@ -18,7 +18,7 @@ pub(super) fn matmul(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
     if rb == 1 {
         b = b.expand_dims(1);
     }
-    let mut y = batched(cx, &a, &b)?;
+    let mut y = batched(&a, &b);
     if rb == 1 {
         y = y.squeeze(-1);
     }
@@ -29,33 +29,25 @@ pub(super) fn matmul(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
 }
 
 /// Multiplies matrices, with broadcasting of the leading dims.
-fn batched(cx: &NodeCx<'_, '_>, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+fn batched(a: &Tensor, b: &Tensor) -> Tensor {
     let (ra, rb) = (a.rank(), b.rank());
     if ra == 2 || rb == 2 {
-        return Ok(a.matmul(b));
+        return a.matmul(b);
     }
     let rank = ra.max(rb);
     let full = |x: &Tensor| (x.rank()..rank).fold(x.clone(), |x, _| x.expand_dims(0));
     let (a, b) = (full(a), full(b));
-    let mut sizes = [Vec::new(), Vec::new()];
-    for i in 0..rank - 2 {
-        let (x, y) = (a.shape()[i], b.shape()[i]);
-        let to = match (x, y) {
-            (x, y) if x == y => [-1, -1],
-            (Dim::Known(1), Dim::Known(n)) => [n as isize, -1],
-            (Dim::Known(n), Dim::Known(1)) => [-1, n as isize],
-            (Dim::Known(1), _) | (_, Dim::Known(1)) => return Err(super::translator::unknown_size()),
-            _ => [-1, -1],
-        };
-        sizes[0].push(to[0]);
-        sizes[1].push(to[1]);
-    }
-    let spread = |x: &Tensor, sizes: &[isize]| match sizes.iter().all(|&n| n == -1) {
-        true => x.clone(),
-        false => x.broadcast_to(&[sizes, &[-1, -1]].concat()),
+    let same = |i: usize| match (a.shape()[i], b.shape()[i]) {
+        (Dim::Known(1), other) | (other, Dim::Known(1)) => other == Dim::Known(1),
+        _ => true,
     };
-    cx.graph().first_error()?;
-    Ok(spread(&a, &sizes[0]).matmul(&spread(&b, &sizes[1])))
+    if (0..rank - 2).all(same) {
+        return a.matmul(&b);
+    }
+    // Only the shape of the sum is used.
+    let leading = a.sum_keep(&[-2, -1]) + b.sum_keep(&[-2, -1]);
+    let spread = |x: &Tensor| x.broadcast_like(&(&leading + x));
+    spread(&a).matmul(&spread(&b))
 }
 
 pub(super) fn gemm(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {

@@ -62,6 +62,7 @@ pub(super) fn find(node: &Node) -> Option<Translate> {
         "Range" => rearrange::range,
         "Gather" => rearrange::gather,
         "GatherElements" => rearrange::gather_elements,
+        "ScatterElements" | "Scatter" => rearrange::scatter_elements,
         "OneHot" => rearrange::one_hot,
         "DepthToSpace" => rearrange::depth_to_space,
         "SpaceToDepth" => rearrange::space_to_depth,

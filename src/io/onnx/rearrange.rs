@@ -10,6 +10,8 @@ use crate::onnx::permuted;
 use crate::ops::ReshapeTarget;
 use tensorpack_tensor::{DType, Dim, Error, ErrorKind, HostTensor, Result, element_count};
 
+/// From here on, the end of a slice is that of the axis.
+const TO_END: i64 = i32::MAX as i64;
 /// The maximum number of parts of a split.
 const MAX_PARTS: usize = 1 << 12;
 
@@ -204,11 +206,17 @@ pub(super) fn slice(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         x = match shape[axis].known() {
             Some(n) => part(&x, axis, n, [start, end, step]),
             // Positions from the start of an axis of unknown size.
-            None => match (usize::try_from(start), end, step) {
-                (Ok(0), i64::MAX | 0x7fff_ffff, 1) => x,
-                (Ok(start), i64::MAX | 0x7fff_ffff, 1) => x.slice_axis(axis as isize, start, None),
-                (Ok(start), end, 1) if end > 0 => x.slice_axis(axis as isize, start, Some(end as usize)),
-                (Err(_), i64::MIN..=-1, -1) if start == -1 => x.reverse(&[axis as isize]),
+            None => match (usize::try_from(start), end, usize::try_from(step)) {
+                (Ok(0), TO_END.., Ok(1)) => x,
+                (Ok(begin), 0.., Ok(step)) => {
+                    let at = |i: usize| i == axis;
+                    let begins: Vec<usize> = (0..x.rank()).map(|i| if at(i) { begin } else { 0 }).collect();
+                    let end = (end < TO_END).then_some(end as usize);
+                    let ends: Vec<Option<usize>> = (0..x.rank()).map(|i| end.filter(|_| at(i))).collect();
+                    let steps: Vec<usize> = (0..x.rank()).map(|i| if at(i) { step } else { 1 }).collect();
+                    x.strided_slice(&begins, &ends, &steps)
+                }
+                _ if (start, step) == (-1, -1) && end < -TO_END => x.reverse(&[axis as isize]),
                 _ => return Err(unknown_size()),
             },
         };
@@ -447,6 +455,30 @@ pub(super) fn gather_elements(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         }
     }
     one(x.take_along_axis(&indices, axis as isize))
+}
+
+pub(super) fn scatter_elements(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
+    let axis = cx.axis(cx.node.int("axis", 0)?)?;
+    let indices = positions(cx, 1, cx.shape(0)[axis])?;
+    let (data, updates) = (cx.tensor(0)?, cx.tensor(2)?);
+    let (kept, given) = (data.shape(), updates.shape());
+    if kept.rank() != given.rank() || (0..kept.rank()).any(|i| i != axis && kept[i] != given[i]) {
+        return Err(cx.unsupported(format!("{given} as a part of {kept}")));
+    }
+    let mut order: Vec<usize> = (0..data.rank()).collect();
+    order.swap(axis, data.rank() - 1);
+    let [data, updates, indices] = [data, updates, indices].map(|x| x.transpose(&order));
+    let sums = updates.add_along_last(&indices, &data);
+    let y = match cx.node.text("reduction", "none")? {
+        "add" => data + sums,
+        "none" => {
+            let ones = cx.scalar(1.0, updates.dtype())?.broadcast_like(&updates);
+            let count = ones.add_along_last(&indices, &data);
+            count.greater(&cx.scalar(0.0, count.dtype())?).select(&sums, &data)
+        }
+        other => return Err(cx.unsupported(format!("the reduction {other:?}"))),
+    };
+    one(y.transpose(&order))
 }
 
 pub(super) fn one_hot(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {

@@ -14,6 +14,8 @@ struct Layer {
     steps: Vec<Tensor>,
     hidden: usize,
     is_reverse: Vec<bool>,
+    /// The number of steps of each example `[batch, 1]`, if they differ.
+    lengths: Option<Tensor>,
 }
 
 impl Layer {
@@ -27,14 +29,7 @@ impl Layer {
         if node.flag("layout")? {
             return Err(cx.unsupported("the batch as the first dim"));
         }
-        if cx.has(4) {
-            let lengths =
-                cx.ints(4).map_err(|_| cx.unsupported("a computed number of steps of each example"))?;
-            let steps = cx.known(cx.shape(0)[0])? as i64;
-            if lengths.iter().any(|&n| n != steps) {
-                return Err(cx.unsupported("a different number of steps of each example"));
-            }
-        }
+        let lengths = if cx.has(4) { Some(cx.tensor(4)?.expand_dims(1)) } else { None };
         let has_others = node.attributes.iter().any(|(name, _)| name == "activations");
         let usual: &[&str] =
             if node.op_type == "GRU" { &["Sigmoid", "Tanh"] } else { &["Sigmoid", "Tanh", "Tanh"] };
@@ -60,7 +55,7 @@ impl Layer {
         if (1..3).any(|i| cx.shape(i).first().and_then(|d| d.known()) != Some(wanted[0]) || cx.rank(i) != 3) {
             return Err(Error::new(ErrorKind::Io, "its weights do not fit its directions"));
         }
-        Ok(Layer { steps: cx.tensor(0)?.unstack(0), hidden, is_reverse: directions })
+        Ok(Layer { steps: cx.tensor(0)?.unstack(0), hidden, is_reverse: directions, lengths })
     }
 
     /// Returns the weights of a direction: of the inputs `[inputs, gates]`, of the state `[hidden,
@@ -87,6 +82,20 @@ impl Layer {
         }
         let column = self.steps[0].slice_axis(1, 0, Some(1)) * 0.0;
         Ok(column.broadcast_to(&[-1, self.hidden as isize]))
+    }
+
+    /// Returns whether step `i` exists in each example.
+    fn exists(&self, cx: &NodeCx<'_, '_>, i: usize) -> Result<Option<Tensor>> {
+        let Some(lengths) = &self.lengths else { return Ok(None) };
+        Ok(Some(lengths.greater(&cx.scalar(i as f64, lengths.dtype())?)))
+    }
+
+    /// Returns the output of a step with state `h`.
+    fn output(&self, cx: &NodeCx<'_, '_>, i: usize, h: &Tensor) -> Result<Tensor> {
+        Ok(match self.exists(cx, i)? {
+            None => h.clone(),
+            Some(exists) => exists.select(h, &cx.scalar(0.0, h.dtype())?),
+        })
     }
 
     /// Returns the outputs: the states of all steps `[steps, directions, batch, hidden]`, and the
@@ -134,15 +143,20 @@ pub(super) fn lstm(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         if is_reverse {
             order.reverse();
         }
-        for i in order {
-            let inputs = weights.biased(layer.steps[i].matmul(&weights.w), 0);
+        for step in order {
+            let inputs = weights.biased(layer.steps[step].matmul(&weights.w), 0);
             let gates = inputs + weights.biased(h.matmul(&weights.r), 1);
             // ONNX's order of gates: input, output, forget, cell.
             let [i, o, f, g] =
                 [0, 1, 2, 3].map(|k| gates.slice_axis(1, k * layer.hidden, Some((k + 1) * layer.hidden)));
-            c = f.sigmoid() * &c + i.sigmoid() * g.tanh();
-            h = o.sigmoid() * c.tanh();
-            states.push(h.clone());
+            let next_c = f.sigmoid() * &c + i.sigmoid() * g.tanh();
+            let next_h = o.sigmoid() * next_c.tanh();
+            // The state stays as it is in steps that an example does not have; their output is zero.
+            match layer.exists(cx, step)? {
+                None => (h, c) = (next_h, next_c),
+                Some(exists) => (h, c) = (exists.select(&next_h, &h), exists.select(&next_c, &c)),
+            }
+            states.push(layer.output(cx, step, &h)?);
         }
         if is_reverse {
             states.reverse();
@@ -168,8 +182,8 @@ pub(super) fn gru(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         }
         let n = layer.hidden;
         let gate = |x: &Tensor, k: usize| x.slice_axis(-1, k * n, Some((k + 1) * n));
-        for i in order {
-            let inputs = weights.biased(layer.steps[i].matmul(&weights.w), 0);
+        for step in order {
+            let inputs = weights.biased(layer.steps[step].matmul(&weights.w), 0);
             let state = weights.biased(h.matmul(&weights.r), 1);
             // ONNX's order of gates: update, reset, hidden.
             let update = (gate(&inputs, 0) + gate(&state, 0)).sigmoid();
@@ -185,8 +199,12 @@ pub(super) fn gru(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
                 }
             };
             let candidate = (gate(&inputs, 2) + candidate).tanh();
-            h = &candidate + update * (&h - &candidate);
-            states.push(h.clone());
+            let next = &candidate + update * (&h - &candidate);
+            h = match layer.exists(cx, step)? {
+                None => next,
+                Some(exists) => exists.select(&next, &h),
+            };
+            states.push(layer.output(cx, step, &h)?);
         }
         if is_reverse {
             states.reverse();
