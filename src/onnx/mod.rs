@@ -4,6 +4,7 @@
 //! Only the parts of `onnx.proto` that tensors and static graphs need are here. Models are not
 //! trusted: nothing is allocated for elements that a file does not have.
 
+mod batch_norm;
 mod data_type;
 mod encode;
 mod export_cx;
@@ -11,6 +12,7 @@ mod model;
 mod parse;
 mod permute;
 
+pub(crate) use batch_norm::fuse_batch_norm;
 pub(crate) use data_type::dtype_of;
 pub(crate) use encode::{Encoded, encode};
 pub use export_cx::{Attr, ExportCx, Value};

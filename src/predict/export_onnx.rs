@@ -6,6 +6,7 @@ use crate::graph::{Frozen, NodeId, NodeKind, TensorId};
 use crate::io::{RealDisk, write_atomically};
 use crate::onnx::{
     Dimension, Encoded, ExportCx, GraphWriter, Model, NodeSpec, OnnxGraph, Value, ValueInfo, encode,
+    fuse_batch_norm,
 };
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -122,6 +123,7 @@ impl OfflinePredictor {
         let mut graph = OnnxGraph { name: "model".into(), inputs, outputs, ..OnnxGraph::default() };
         (graph.nodes, graph.initializers) = (writer.nodes, writer.initializers);
         remove_unused(&mut graph);
+        fuse_batch_norm(&mut graph);
         Ok(Model {
             opsets: BTreeMap::from([(String::new(), OPSET)]),
             producer: ["tensorpack".into(), env!("CARGO_PKG_VERSION").into()],
@@ -263,6 +265,11 @@ mod tests {
         predictor(resnet).export_onnx(&path, &options).unwrap();
         let model = parse(&fs::read(&path).unwrap(), &no_external).unwrap();
         assert_eq!([count(&model, "Transpose"), count(&model, "Conv"), count(&model, "MaxPool")], [1, 3, 1]);
+        // Batch normalization is one operation, which runtimes merge with the convolution before it.
+        assert_eq!(
+            [count(&model, "BatchNormalization"), count(&model, "Sub"), count(&model, "Sqrt")],
+            [1, 0, 0]
+        );
         assert_eq!(model.opsets[""], 21);
         assert_eq!(model.metadata["classes"], "a b c d e");
         assert_eq!(model.producer[0], "tensorpack");

@@ -8,10 +8,11 @@ use std::fs;
 use std::path::PathBuf;
 use tempfile::TempDir;
 use tensorpack::io::{Checkpoint, CheckpointStore, RunLock, pytorch, safetensors};
-use tensorpack::predict::{ExportedModel, OfflinePredictor, PredictConfig};
+use tensorpack::predict::{ExportedModel, OfflinePredictor, OnnxOptions, PredictConfig};
 use tensorpack::prelude::*;
 use tensorpack::tower::TowerFunc;
 use tensorpack_dataflow::{SampleRng, Seed};
+use tensorpack_protobuf::{Field, Fields, Message};
 
 /// A temporary folder, in memory where possible: disks are slow.
 fn memory_dir() -> TempDir {
@@ -274,4 +275,104 @@ fn nth_value<'a>(value: &'a mut Value, n: &mut u64) -> Option<&'a mut Value> {
     }
     *n -= 1;
     children(value).into_iter().find_map(|child| nth_value(child, n))
+}
+
+/// ONNX models. Most mutations of bytes break the lengths of messages, so they also decide how the
+/// messages of an intact model are changed.
+pub(crate) struct OnnxModels {
+    dir: TempDir,
+    model: Vec<u8>,
+}
+
+impl OnnxModels {
+    pub(crate) fn new() -> OnnxModels {
+        let dir = memory_dir();
+        let path = dir.path().join("model.onnx");
+        model().export_onnx(&path, &OnnxOptions::default()).expect("a file");
+        ExportedModel::load_with(&path, one_thread()).expect("the model is intact");
+        let model = fs::read(&path).expect("a file");
+        OnnxModels { dir, model }
+    }
+
+    pub(crate) fn seeds(&self) -> Vec<Vec<u8>> {
+        vec![self.model.clone()]
+    }
+
+    pub(crate) fn load(&mut self, bytes: &[u8]) {
+        self.load_bytes(bytes);
+        let mut rng = Seed::new(crc32c::crc32c(bytes).into()).rng(0, 0);
+        let mut model = self.model.clone();
+        for _ in 0..1 + rng.below(3) {
+            model = change_message(&mut rng, &model);
+        }
+        self.load_bytes(&model);
+    }
+
+    fn load_bytes(&self, bytes: &[u8]) {
+        let path = self.dir.path().join("model.onnx");
+        fs::write(&path, bytes).expect("a file");
+        let _ = ExportedModel::load_with(&path, one_thread());
+    }
+}
+
+/// Draws a number below `n`.
+fn below(rng: &mut SampleRng, n: usize) -> usize {
+    rng.below(n as u64) as usize
+}
+
+/// Removes, repeats or changes one field of a message, or of a message inside it.
+fn change_message(rng: &mut SampleRng, message: &[u8]) -> Vec<u8> {
+    let fields: Vec<(u32, Field<'_>)> = Fields::new(message).map_while(Result::ok).collect();
+    let chosen = below(rng, fields.len().max(1));
+    let mut changed = Message::new();
+    for (i, &(number, field)) in fields.iter().enumerate() {
+        changed = match (i == chosen, below(rng, 10)) {
+            (true, 0) => changed,
+            (true, 1) => write_field(write_field(changed, number, field), number, field),
+            (true, _) => change_field(rng, changed, number, field),
+            _ => write_field(changed, number, field),
+        };
+    }
+    changed.into_bytes()
+}
+
+fn change_field(rng: &mut SampleRng, message: Message, number: u32, field: Field<'_>) -> Message {
+    match field {
+        Field::Len(bytes) => {
+            let is_message = !bytes.is_empty() && Fields::new(bytes).all(|field| field.is_ok());
+            if is_message && below(rng, 8) > 0 {
+                return message.bytes(number, change_message(rng, bytes));
+            }
+            let mut bytes = bytes.to_vec();
+            match below(rng, 4) {
+                0 => bytes.truncate(below(rng, bytes.len() + 1)),
+                1 => bytes.extend(vec![below(rng, 256) as u8; below(rng, 9)]),
+                _ if bytes.is_empty() => bytes.push(b'x'),
+                _ => {
+                    let at = below(rng, bytes.len());
+                    bytes[at] = below(rng, 256) as u8;
+                }
+            }
+            message.bytes(number, bytes)
+        }
+        Field::Varint(_) => {
+            let power = 1i64 << below(rng, 63);
+            let values = [power, -power, power - 1, below(rng, 24) as i64, -1, 0];
+            message.int64(number, values[below(rng, values.len())])
+        }
+        Field::I32(_) => {
+            let values = [f32::NAN, f32::INFINITY, f32::MAX, -1.0, 0.0, 1e-30];
+            message.float(number, values[below(rng, values.len())])
+        }
+        Field::I64(_) => message.double(number, f64::NAN),
+    }
+}
+
+fn write_field(message: Message, number: u32, field: Field<'_>) -> Message {
+    match field {
+        Field::Len(bytes) => message.bytes(number, bytes),
+        Field::Varint(value) => message.int64(number, value as i64),
+        Field::I32(bytes) => message.float(number, f32::from_le_bytes(bytes)),
+        Field::I64(bytes) => message.double(number, f64::from_le_bytes(bytes)),
+    }
 }

@@ -1,7 +1,7 @@
 //! Constant folding of arithmetic on shapes, in which some sizes may be unknown.
 
 use super::value::{Item, Symbolic, Value};
-use crate::onnx::Node;
+use crate::onnx::{Node, permuted};
 use tensorpack_tensor::{DType, Dim, HostTensor, Result, element_count};
 
 /// The maximum number of integers that are folded: shapes, and vectors of indices.
@@ -87,6 +87,7 @@ pub(super) fn fold(node: &Node, inputs: &[Value], opset: i64) -> Result<Option<V
         ("Unsqueeze" | "Squeeze" | "Reshape" | "Flatten", [x, ..]) => reshape(node, x, small.get(1), opset)?,
         ("Concat", parts) => concat(parts),
         ("Gather", [x, indices]) => gather(x, indices),
+        ("Transpose", [x]) if !x.dtype.is_float() => transpose(node, x)?,
         ("Slice", [x, arguments @ ..]) => slice(node, x, arguments)?,
         ("Range", [start, limit, delta]) => range(start, limit, delta),
         ("ConstantOfShape", [sizes]) => constant_of_shape(node, sizes)?,
@@ -192,19 +193,49 @@ fn gather(x: &Small, indices: &Small) -> Option<Small> {
 }
 
 fn slice(node: &Node, x: &Small, arguments: &[Small]) -> Result<Option<Small>> {
-    let [n] = x.sizes[..] else { return Ok(None) };
-    let argument = |i: usize, name: &str| -> Result<Option<i64>> {
+    let argument = |i: usize, name: &str| -> Result<Option<Vec<i64>>> {
         match (node.ints(name)?, arguments.get(i)) {
-            (Some([value]), _) => Ok(Some(*value)),
-            (None, Some(given)) => Ok(given.ints().filter(|v| v.len() == 1).map(|v| v[0])),
+            (Some(values), _) => Ok(Some(values.to_vec())),
+            (None, Some(given)) => Ok(given.ints()),
             _ => Ok(None),
         }
     };
-    let (Some(start), Some(end)) = (argument(0, "starts")?, argument(1, "ends")?) else { return Ok(None) };
-    let step = if arguments.len() > 3 { argument(3, "steps")? } else { Some(1) };
-    let Some(step) = step.filter(|&s| s != 0) else { return Ok(None) };
-    let items = indices(n, start, end, step).map(|i| x.items[i]).collect::<Vec<_>>();
-    Ok(x.with(vec![items.len()], items))
+    let (Some(starts), Some(ends)) = (argument(0, "starts")?, argument(1, "ends")?) else { return Ok(None) };
+    let all = |values: std::ops::Range<i64>| values.take(starts.len()).collect::<Vec<i64>>();
+    let axes = argument(2, "axes")?.unwrap_or_else(|| all(0..i64::MAX));
+    let steps = argument(3, "steps")?.unwrap_or_else(|| vec![1; starts.len()]);
+    if [ends.len(), axes.len(), steps.len()].iter().any(|&n| n != starts.len()) || steps.contains(&0) {
+        return Ok(None);
+    }
+    let mut x = x.clone();
+    for (((&start, &end), &axis), &step) in starts.iter().zip(&ends).zip(&axes).zip(&steps) {
+        let axis = if axis < 0 { axis + x.sizes.len() as i64 } else { axis };
+        let Some(axis) = usize::try_from(axis).ok().filter(|&a| a < x.sizes.len()) else { return Ok(None) };
+        let chosen: Vec<usize> = indices(x.sizes[axis], start, end, step).collect();
+        let inner: usize = x.sizes[axis + 1..].iter().product();
+        let outer: usize = x.sizes[..axis].iter().product();
+        let mut items = Vec::new();
+        for o in 0..outer {
+            for &i in &chosen {
+                let at = (o * x.sizes[axis] + i) * inner;
+                items.extend_from_slice(&x.items[at..at + inner]);
+            }
+        }
+        x.sizes[axis] = chosen.len();
+        x.items = items;
+    }
+    Ok(Some(x))
+}
+
+fn transpose(node: &Node, x: &Small) -> Result<Option<Small>> {
+    let Some(values) = x.ints() else { return Ok(None) };
+    let order: Vec<usize> = match node.ints("perm")? {
+        Some(perm) => perm.iter().map(|&axis| axis as usize).collect(),
+        None => (0..x.sizes.len()).rev().collect(),
+    };
+    let moved = permuted(&HostTensor::new(x.sizes.clone(), values)?, &order)?;
+    let items = moved.to_f64_vec().into_iter().map(Item::Number).collect();
+    Ok(x.with(moved.sizes().to_vec(), items))
 }
 
 /// Returns the indices of a slice of an axis of size `n`; negative positions count from the end.
