@@ -96,7 +96,7 @@ fn nets_of_the_examples_survive_a_round_trip() {
     check(dir, "resnet50", function(&image, resnet50::resnet50), &[floats(&[1, 64, 64, 3])]);
 
     if opted_in("TENSORPACK_ONNXRUNTIME") {
-        python("check_models.py", &[dir]);
+        python("TENSORPACK_ONNXRUNTIME", "check_models.py", &[dir]);
     }
 }
 

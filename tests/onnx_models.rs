@@ -12,15 +12,15 @@ use tensorpack::tower::TowerFunc;
 use tensorpack_protobuf::Message;
 use tensorpack_testing::{assert_mentions, opted_in};
 
-/// Runs a script of `tests/onnx` with the Python that `TENSORPACK_ONNXRUNTIME` names, or with
-/// `python3` if it is 1. It needs onnx, onnxruntime and numpy.
-pub(crate) fn python(script: &str, arguments: &[&Path]) {
-    let python = std::env::var_os("TENSORPACK_ONNXRUNTIME").filter(|python| python != "1");
+/// Runs a script of `tests/onnx` with the Python that the environment variable names, or with `python3`
+/// if it is 1.
+pub(crate) fn python(variable: &str, script: &str, arguments: &[&Path]) {
+    let python = std::env::var_os(variable).filter(|python| python != "1");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/onnx").join(script);
     let output =
         Command::new(python.unwrap_or_else(|| "python3".into())).arg(script).args(arguments).output();
-    let output = output.expect("TENSORPACK_ONNXRUNTIME names a Python");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let output = output.unwrap_or_else(|e| panic!("{variable} names no Python: {e}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
 }
 
 /// Returns the largest difference, relative to the largest element.
@@ -58,16 +58,11 @@ fn run(path: &str, values: &BTreeMap<String, HostTensor>) -> tensorpack::Result<
     Ok(errors.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap())
 }
 
-#[test]
-fn real_models_agree_with_onnxruntime() {
-    if !opted_in("TENSORPACK_ONNX_MODELS") {
-        return;
-    }
-    let models = std::env::var("TENSORPACK_ONNX_MODELS").unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    python("run_models.py", &[Path::new(&models), dir.path()]);
+/// Compares the models of a folder, which the scripts describe, with their expected outputs. Returns
+/// the numbers of models that agree and that are refused.
+fn compare(folder: &Path) -> [usize; 2] {
     let (mut failures, mut passed, mut refused) = (Vec::new(), 0, 0);
-    for entry in fs::read_dir(dir.path()).unwrap() {
+    for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_none_or(|e| e != "path") {
             continue;
@@ -91,7 +86,31 @@ fn real_models_agree_with_onnxruntime() {
         }
     }
     println!("{passed} models agree, {refused} are refused");
-    assert!(failures.is_empty() && passed > 0, "{}", failures.join("\n"));
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    [passed, refused]
+}
+
+/// The packages that `docs/models.md` lists, unpacked in the folder that the variable names.
+#[test]
+fn real_models_agree_with_onnxruntime() {
+    if !opted_in("TENSORPACK_ONNX_MODELS") {
+        return;
+    }
+    let models = std::env::var("TENSORPACK_ONNX_MODELS").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    python("TENSORPACK_ONNXRUNTIME", "run_models.py", &[Path::new(&models), dir.path()]);
+    assert_eq!(compare(dir.path()), [12, 3]);
+}
+
+/// Nets of torchvision and transformers, exported by PyTorch.
+#[test]
+fn exports_of_pytorch_agree_with_pytorch() {
+    if !opted_in("TENSORPACK_TORCH") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    python("TENSORPACK_TORCH", "export_torch.py", &[dir.path()]);
+    assert_eq!(compare(dir.path()), [18, 0]);
 }
 
 /// A node without attributes.
@@ -223,6 +242,6 @@ fn a_model_with_external_weights_is_read_back() {
     if opted_in("TENSORPACK_ONNXRUNTIME") {
         let values = [("in:x".to_string(), x), ("out:y".to_string(), wanted[0].clone())];
         tensorpack::io::write_tensors(dir.path().join("net.npz"), &values).unwrap();
-        python("check_models.py", &[dir.path()]);
+        python("TENSORPACK_ONNXRUNTIME", "check_models.py", &[dir.path()]);
     }
 }
