@@ -97,15 +97,17 @@ fn stored_dims(shape: &Shape, order: &[usize]) -> Shape {
     inverse(order).into_iter().map(|i| shape[i]).collect::<Vec<Dim>>().into()
 }
 
+/// A tensor's source, its order and, for an initializer, its sizes.
+type StoredKey = (Rc<str>, Vec<usize>, Vec<usize>);
+
 /// The nodes and tensors written so far.
 #[derive(Debug, Default)]
 pub(crate) struct GraphWriter {
     pub(crate) nodes: Vec<Node>,
     pub(crate) initializers: Vec<(String, HostTensor)>,
     names: HashSet<String>,
-    /// The initializers and transposed tensors by their source, their order and, for initializers,
-    /// their sizes.
-    stored: HashMap<(Rc<str>, Vec<usize>, Vec<usize>), Rc<str>>,
+    /// The names of initializers and transposed tensors.
+    stored: HashMap<StoredKey, Rc<str>>,
     /// The input of the graph and its axis that have an unknown size.
     symbols: HashMap<Dim, (Value, usize)>,
     /// The graph outputs by the names that their tensors had before.

@@ -44,7 +44,10 @@ class First(torch.nn.Module):
 
 
 def warm(net):
-    """Gives the running statistics of batch normalization other values than 0 and 1."""
+    """Replaces running statistics of 0 and 1, and weights of 0, which would hide differences."""
+    for parameter in net.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.05)
     for module in net.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.normal_(0, 0.1)

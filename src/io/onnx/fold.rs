@@ -85,7 +85,7 @@ pub(super) fn fold(node: &Node, inputs: &[Value], opset: i64) -> Result<Option<V
         ("Identity", [x]) => Some(x.clone()),
         ("Cast", [x]) => cast(x, crate::onnx::dtype_of(node.int("to", 1)?)?),
         ("Unsqueeze" | "Squeeze" | "Reshape" | "Flatten", [x, ..]) => reshape(node, x, small.get(1), opset)?,
-        ("Concat", parts) => concat(parts),
+        ("Concat", parts) => concat(node, parts)?,
         ("Gather", [x, indices]) => gather(x, indices),
         ("Transpose", [x]) if !x.dtype.is_float() => transpose(node, x)?,
         ("Slice", [x, arguments @ ..]) => slice(node, x, arguments)?,
@@ -178,11 +178,32 @@ fn reshape(node: &Node, x: &Small, argument: Option<&Small>, opset: i64) -> Resu
     Ok((element_count(&sizes)? == count).then(|| Small { sizes, ..x.clone() }))
 }
 
-fn concat(parts: &[Small]) -> Option<Small> {
-    let first = parts.first()?;
-    let items: Vec<Item> = parts.iter().flat_map(|p| p.items.iter().copied()).collect();
-    let are_vectors = parts.iter().all(|part| part.sizes.len() == 1 && part.dtype == first.dtype);
-    (are_vectors && items.len() <= MAX_INTS).then(|| first.with(vec![items.len()], items))?
+fn concat(node: &Node, parts: &[Small]) -> Result<Option<Small>> {
+    let Some(first) = parts.first() else { return Ok(None) };
+    let axis = node.int("axis", 1)?;
+    let axis = if axis < 0 { axis + first.sizes.len() as i64 } else { axis };
+    let Some(axis) = usize::try_from(axis).ok().filter(|&a| a < first.sizes.len()) else { return Ok(None) };
+    let fits = |part: &Small| {
+        let others = |i: usize| i == axis || part.sizes[i] == first.sizes[i];
+        part.dtype == first.dtype
+            && part.sizes.len() == first.sizes.len()
+            && (0..part.sizes.len()).all(others)
+    };
+    let count: usize = parts.iter().map(|part| part.items.len()).sum();
+    if count > MAX_INTS || !parts.iter().all(fits) {
+        return Ok(None);
+    }
+    let outer: usize = first.sizes[..axis].iter().product();
+    let mut items = Vec::with_capacity(count);
+    for o in 0..outer {
+        for part in parts {
+            let row = part.items.len() / outer.max(1);
+            items.extend_from_slice(&part.items[o * row..(o + 1) * row]);
+        }
+    }
+    let mut sizes = first.sizes.clone();
+    sizes[axis] = parts.iter().map(|part| part.sizes[axis]).sum();
+    Ok(first.with(sizes, items))
 }
 
 fn gather(x: &Small, indices: &Small) -> Option<Small> {
@@ -211,7 +232,13 @@ fn slice(node: &Node, x: &Small, arguments: &[Small]) -> Result<Option<Small>> {
     for (((&start, &end), &axis), &step) in starts.iter().zip(&ends).zip(&axes).zip(&steps) {
         let axis = if axis < 0 { axis + x.sizes.len() as i64 } else { axis };
         let Some(axis) = usize::try_from(axis).ok().filter(|&a| a < x.sizes.len()) else { return Ok(None) };
-        let chosen: Vec<usize> = indices(x.sizes[axis], start, end, step).collect();
+        let bounds = extremes(x.sizes[axis], [start, end, step]);
+        let step_size = usize::try_from(step.unsigned_abs()).unwrap_or(usize::MAX);
+        let chosen: Vec<usize> = match bounds {
+            Some((first, last)) if step > 0 => (first..=last).step_by(step_size).collect(),
+            Some((first, last)) => (last..first + 1).step_by(step_size).rev().collect(),
+            None => Vec::new(),
+        };
         let inner: usize = x.sizes[axis + 1..].iter().product();
         let outer: usize = x.sizes[..axis].iter().product();
         let mut items = Vec::new();
@@ -238,19 +265,20 @@ fn transpose(node: &Node, x: &Small) -> Result<Option<Small>> {
     Ok(x.with(moved.sizes().to_vec(), items))
 }
 
-/// Returns the indices of a slice of an axis of size `n`; negative positions count from the end.
-pub(super) fn indices(n: usize, start: i64, end: i64, step: i64) -> impl Iterator<Item = usize> {
-    let n = n as i64;
-    let position = |p: i64| if p < 0 { p.saturating_add(n) } else { p };
+/// Returns the first and the last index of a slice of an axis of size `n`, or `None` if it is empty.
+/// Negative positions count from the end.
+pub(super) fn extremes(n: usize, [start, end, step]: [i64; 3]) -> Option<(usize, usize)> {
+    let n = i128::try_from(n).ok()?;
+    let position = |p: i64| if p < 0 { i128::from(p) + n } else { p.into() };
     let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
     let (start, end) = (position(start).clamp(low, high), position(end).clamp(low, high));
-    let mut at = start;
-    std::iter::from_fn(move || {
-        let inside = if step > 0 { at < end } else { at > end };
-        let index = usize::try_from(at).ok().filter(|_| inside)?;
-        at = at.saturating_add(step);
-        Some(index)
-    })
+    let step = i128::from(step);
+    let distance = if step > 0 { end - start } else { start - end };
+    if distance <= 0 {
+        return None;
+    }
+    let last = start + (distance - 1) / step.abs() * step;
+    Some((usize::try_from(start).ok()?, usize::try_from(last).ok()?))
 }
 
 fn range(start: &Small, limit: &Small, delta: &Small) -> Option<Small> {
@@ -417,5 +445,47 @@ fn arithmetic(op: &str, a: Item, b: Item, dtype: DType) -> Option<Item> {
             ..,
         ) => Some(Item::Unknown),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extremes_of_slices_are_those_of_python() {
+        for (n, slice, wanted) in [
+            (10, [0, i64::MAX, 1], Some((0, 9))),
+            (10, [2, -2, 3], Some((2, 5))),
+            (10, [-3, 100, 2], Some((7, 9))),
+            (10, [-1, i64::MIN, -1], Some((9, 0))),
+            (10, [8, 1, -3], Some((8, 2))),
+            (10, [5, 5, 1], None),
+            (10, [5, 2, 1], None),
+            (0, [0, i64::MAX, 1], None),
+            (3, [-100, 2, i64::MAX], Some((0, 0))),
+        ] {
+            assert_eq!(extremes(n, slice), wanted, "{n} {slice:?}");
+        }
+    }
+
+    /// Unknown sizes go through arithmetic that does not need them.
+    #[test]
+    fn unknown_sizes_are_folded() {
+        let batch = Item::Dim(Dim::derived("test", &[], &[]));
+        let numbers = |values: &[f64]| values.iter().map(|&v| Item::Number(v)).collect::<Vec<_>>();
+        assert_eq!(arithmetic("Mul", batch, Item::Number(1.0), DType::I64), Some(batch));
+        assert_eq!(arithmetic("Equal", batch, Item::Number(-1.0), DType::I64), Some(Item::Number(0.0)));
+        assert_eq!(arithmetic("Add", batch, Item::Number(1.0), DType::I64), Some(Item::Unknown));
+        assert_eq!(arithmetic("Sin", batch, Item::Number(1.0), DType::I64), None);
+        let small = |items: Vec<Item>| Small { dtype: DType::I64, sizes: vec![items.len()], items };
+        let shape = small(vec![batch, Item::Number(4.0)]);
+        let condition = binary("Equal", &shape, &small(numbers(&[-1.0, -1.0]))).unwrap();
+        let chosen = choose(&condition, &small(numbers(&[1.0, 1.0])), &shape).unwrap();
+        assert_eq!(chosen.items, shape.items);
+        assert_eq!(
+            binary("Div", &small(numbers(&[7.0])), &small(numbers(&[-2.0]))).unwrap().items,
+            numbers(&[-3.0])
+        );
     }
 }

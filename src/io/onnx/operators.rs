@@ -62,6 +62,8 @@ pub(super) fn find(node: &Node) -> Option<Translate> {
         "Range" => rearrange::range,
         "Gather" => rearrange::gather,
         "GatherElements" => rearrange::gather_elements,
+        "GatherND" => rearrange::gather_nd,
+        "ScatterND" => rearrange::scatter_nd,
         "ScatterElements" | "Scatter" => rearrange::scatter_elements,
         "OneHot" => rearrange::one_hot,
         "DepthToSpace" => rearrange::depth_to_space,

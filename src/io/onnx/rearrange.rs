@@ -1,6 +1,6 @@
 //! Operations that rearrange, select and repeat elements.
 
-use super::fold::indices;
+use super::fold::extremes;
 use super::is_index;
 use super::node_cx::{NodeCx, one};
 use super::translator::unknown_size;
@@ -12,6 +12,8 @@ use tensorpack_tensor::{DType, Dim, Error, ErrorKind, HostTensor, Result, elemen
 
 /// From here on, the end of a slice is that of the axis.
 const TO_END: i64 = i32::MAX as i64;
+/// The maximum number of rows that are selected, or replaced, by constant indices.
+const MAX_ROWS: usize = 1 << 24;
 /// The maximum number of parts of a split.
 const MAX_PARTS: usize = 1 << 12;
 
@@ -226,11 +228,10 @@ pub(super) fn slice(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
 
 /// Returns a slice of an axis of size `n`.
 fn part(x: &Tensor, axis: usize, n: usize, [start, end, step]: [i64; 3]) -> Tensor {
-    let chosen: Vec<usize> = indices(n, start, end, step).collect();
-    let (begin, end) = match (chosen.first(), chosen.last(), step > 0) {
-        (Some(&first), Some(&last), true) => (first, last + 1),
-        (Some(&first), Some(&last), false) => (last, first + 1),
-        _ => (0, 0),
+    let (begin, end) = match (extremes(n, [start, end, step]), step > 0) {
+        (Some((first, last)), true) => (first, last + 1),
+        (Some((first, last)), false) => (last, first + 1),
+        (None, _) => (0, 0),
     };
     let at = |i: usize| i == axis;
     let begins: Vec<usize> = (0..x.rank()).map(|i| if at(i) { begin } else { 0 }).collect();
@@ -307,8 +308,15 @@ fn mirrored(
             continue;
         }
         let n = cx.known(x.shape()[axis])?;
-        if n == 0 || (reflect && low[axis].max(high[axis]) >= n) {
-            return Err(Error::shape(format!("{} is too small to be padded by its own elements", x.shape())));
+        let total = low[axis].saturating_add(high[axis]).saturating_add(n);
+        if n == 0 || total > MAX_ROWS || (reflect && low[axis].max(high[axis]) >= n) {
+            let why = format!(
+                "{} cannot be padded by {} and {} of its own elements",
+                x.shape(),
+                low[axis],
+                high[axis]
+            );
+            return Err(Error::shape(why));
         }
         let at = |i: usize| match i.checked_sub(low[axis]) {
             None if reflect => low[axis] - i,
@@ -317,7 +325,7 @@ fn mirrored(
             Some(i) if reflect => 2 * (n - 1) - i,
             Some(_) => n - 1,
         };
-        let places: Vec<i64> = (0..low[axis] + n + high[axis]).map(|i| at(i) as i64).collect();
+        let places: Vec<i64> = (0..total).map(|i| at(i) as i64).collect();
         let places = cx.graph().constant(HostTensor::new([places.len()], places)?);
         x = x.gather(&places, axis as isize);
     }
@@ -386,7 +394,7 @@ pub(super) fn range(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         ([Item::Dim(dim)], 0.0, 1.0) => one(cx.translator.indices(*dim, dtype)?),
         ([Item::Number(limit)], ..) => {
             let count = ((limit - start) / delta).ceil().max(0.0);
-            if !count.is_finite() || count > (1u64 << 24) as f64 {
+            if !count.is_finite() || count > MAX_ROWS as f64 {
                 return Err(cx.unsupported("a range of this length"));
             }
             let values: Vec<f64> = (0..count as usize).map(|i| start + i as f64 * delta).collect();
@@ -481,8 +489,93 @@ pub(super) fn scatter_elements(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
     one(y.transpose(&order))
 }
 
+/// Returns the sizes of the dims that the last dim of the indices, input 1, selects from, which must be
+/// known, and the distances between their elements.
+fn indexed(cx: &NodeCx<'_, '_>) -> Result<(Vec<usize>, Vec<usize>)> {
+    let (shape, indices) = (cx.shape(0), cx.shape(1));
+    let depth = indices.last().and_then(|d| d.known()).filter(|&k| k > 0 && k <= shape.rank());
+    let depth = depth.ok_or_else(|| cx.unsupported(format!("indices of shape {indices}")))?;
+    let sizes = shape[..depth].iter().map(|&d| cx.known(d)).collect::<Result<Vec<usize>>>()?;
+    element_count(&sizes)?;
+    let mut strides = vec![1; depth];
+    for i in (1..depth).rev() {
+        strides[i - 1] = strides[i] * sizes[i];
+    }
+    Ok((sizes, strides))
+}
+
+pub(super) fn gather_nd(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
+    if cx.node.int("batch_dims", 0)? != 0 {
+        return Err(cx.unsupported("a batch of indices"));
+    }
+    let (sizes, strides) = indexed(cx)?;
+    let indices = cx.tensor(1)?;
+    if !is_index(indices.dtype()) {
+        return Err(Error::dtype(format!("indices of type {} are not supported", indices.dtype())));
+    }
+    let indices = indices.cast(DType::I64);
+    let constant = |values: &[usize]| {
+        let values: Vec<i64> = values.iter().map(|&n| n as i64).collect();
+        Ok::<Tensor, Error>(cx.graph().constant(HostTensor::new([values.len()], values)?))
+    };
+    let zero = cx.scalar(0.0, DType::I64)?;
+    let positive = indices.less(&zero).select(&(&indices + constant(&sizes)?), &indices);
+    let flat = (positive * constant(&strides)?).sum_axes(&[-1]);
+    let x = cx.tensor(0)?;
+    let rows = if sizes.len() > 1 { x.merge_dims(0, sizes.len()) } else { x };
+    one(rows.gather(&flat, 0))
+}
+
+pub(super) fn scatter_nd(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
+    let reduction = cx.node.text("reduction", "none")?;
+    if !matches!(reduction, "none" | "add") {
+        return Err(cx.unsupported(format!("the reduction {reduction:?}")));
+    }
+    let (sizes, strides) = indexed(cx)?;
+    let rows = element_count(&sizes)?;
+    if rows > MAX_ROWS {
+        return Err(cx.unsupported(format!("a table of {rows} rows")));
+    }
+    let mut flat = Vec::new();
+    for index in cx.ints(1)?.chunks(sizes.len()) {
+        let mut row = 0;
+        for ((&i, &n), &stride) in index.iter().zip(&sizes).zip(&strides) {
+            let i = if i < 0 { i.saturating_add(n as i64) } else { i };
+            let i = usize::try_from(i).ok().filter(|&i| i < n);
+            row += i.ok_or_else(|| Error::shape(format!("an index is outside {}", cx.shape(0))))? * stride;
+        }
+        flat.push(row as i64);
+    }
+    let mut sorted = flat.clone();
+    sorted.sort_unstable();
+    if reduction == "none" && sorted.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(cx.unsupported("the same index twice"));
+    }
+    let mut mask = vec![false; rows];
+    flat.iter().for_each(|&row| mask[row as usize] = true);
+    let (data, updates) = (cx.tensor(0)?, cx.tensor(2)?);
+    let table = if sizes.len() > 1 { data.merge_dims(0, sizes.len()) } else { data.clone() };
+    let leading = cx.rank(1) - 1;
+    let updates = match leading {
+        0 => updates.expand_dims(0),
+        1 => updates,
+        _ => updates.merge_dims(0, leading),
+    };
+    let indices = cx.graph().constant(HostTensor::new([flat.len()], flat)?);
+    let sums = updates.scatter_add(&indices, rows, 0);
+    let y = match reduction {
+        "add" => table + sums,
+        _ => {
+            let mut shape = vec![1; table.rank()];
+            shape[0] = rows;
+            cx.graph().constant(HostTensor::new(shape, mask)?).select(&sums, &table)
+        }
+    };
+    one(y.reshape_like(&data))
+}
+
 pub(super) fn one_hot(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
-    let classes = cx.number(1)?.filter(|&n| (0.0..=(1u64 << 24) as f64).contains(&n));
+    let classes = cx.number(1)?.filter(|&n| (0.0..=MAX_ROWS as f64).contains(&n));
     let classes = classes.ok_or_else(|| cx.unsupported("a depth that is not a size"))? as usize;
     let values = cx.host(2)?;
     let [off, on] = values.to_f64_vec()[..] else { return Err(cx.unsupported("these values")) };

@@ -5,8 +5,8 @@ use super::value::Value;
 use crate::graph::Tensor;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// The maximum number of steps of an unrolled layer.
-const MAX_STEPS: usize = 1 << 12;
+/// The maximum number of steps of all unrolled layers together.
+const MAX_STEPS: usize = 1 << 14;
 
 /// The inputs of a recurrent layer.
 struct Layer {
@@ -48,7 +48,9 @@ impl Layer {
         };
         let shape = cx.shape(0);
         let steps = shape.first().and_then(|d| d.known()).ok_or_else(super::translator::unknown_size)?;
-        if shape.rank() != 3 || steps == 0 || steps > MAX_STEPS {
+        let unrolled = &mut cx.translator.unrolled;
+        *unrolled = unrolled.saturating_add(steps.saturating_mul(directions.len()));
+        if shape.rank() != 3 || steps == 0 || *unrolled > MAX_STEPS {
             return Err(cx.unsupported(format!("a sequence of shape {shape}")));
         }
         let wanted = [directions.len(), hidden];

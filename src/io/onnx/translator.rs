@@ -23,6 +23,8 @@ pub(super) struct Translator<'a> {
     taken: Vec<String>,
     /// A tensor and its axis of each unknown size.
     sizes: HashMap<Dim, (Tensor, usize)>,
+    /// The number of steps of recurrent layers so far.
+    pub(super) unrolled: usize,
 }
 
 impl<'a> Translator<'a> {
@@ -32,7 +34,7 @@ impl<'a> Translator<'a> {
         variable: &'a dyn Fn(&str, HostTensor, bool) -> Tensor,
     ) -> Translator<'a> {
         let (values, variables, sizes) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Translator { t, opset, variable, values, variables, taken: Vec::new(), sizes }
+        Translator { t, opset, variable, values, variables, taken: Vec::new(), sizes, unrolled: 0 }
     }
 
     /// Defines a value by name.
