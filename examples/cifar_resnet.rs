@@ -15,19 +15,19 @@ use tensorpack::say;
 use tensorpack::train::TrainArgs;
 
 #[derive(Inputs)]
-struct Batch {
+pub(crate) struct Batch {
     #[input(u8, [None, 32, 32, 3])]
     image: Tensor,
     #[input(i32, [None])]
     label: Tensor,
 }
 
-struct ResNet {
+pub(crate) struct ResNet {
     /// Blocks in each stage; the model has `6 n + 2` layers.
-    n: usize,
+    pub(crate) n: usize,
     /// The mean training image.
-    mean: HostTensor,
-    rate: Schedule,
+    pub(crate) mean: HostTensor,
+    pub(crate) rate: Schedule,
 }
 
 impl Model for ResNet {

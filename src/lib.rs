@@ -12,6 +12,7 @@
 mod sync;
 pub mod kir;
 pub mod reference;
+pub mod onnx;
 pub mod graph;
 #[cfg(test)]
 mod op_cases;

@@ -14,6 +14,9 @@ mod layers;
 mod module_order;
 mod monitors;
 mod numerics;
+#[cfg(feature = "cli")]
+mod onnx_examples;
+mod onnx_models;
 mod optimizers;
 mod precision;
 mod pytorch_files;

@@ -2,6 +2,7 @@
 
 use super::{Autocast, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use std::any::Any;
 use std::fmt::Debug;
@@ -112,6 +113,14 @@ pub trait OpDef: OpIdentity + Debug + Send + Sync {
         let why = format!("{} has no reference implementation", self.name());
         Err(Error::new(ErrorKind::Unsupported, why)
             .note("implement OpDef::evaluate for it, or run it on another device"))
+    }
+
+    /// Writes the operation as ONNX nodes, and returns the values of its outputs, for
+    /// [`OfflinePredictor::export_onnx`](crate::predict::OfflinePredictor::export_onnx). An output
+    /// that is not [used](ExportCx::is_used) may be any value. The default is an error.
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let _ = cx;
+        Err(Error::new(ErrorKind::Unsupported, format!("{} has no ONNX form", self.name())))
     }
 
     /// Returns the properties that graph passes may rely on.

@@ -202,7 +202,7 @@ pub(super) fn create_dir_durably(disk: &mut dyn Disk, dir: &Path) -> io::Result<
 }
 
 /// Writes a file atomically: after a crash, either the old file or the complete new one exists.
-pub(super) fn write_atomically(disk: &mut dyn Disk, path: &Path, parts: &Parts<'_>) -> Result<()> {
+pub(crate) fn write_atomically(disk: &mut dyn Disk, path: &Path, parts: &Parts<'_>) -> Result<()> {
     let unfinished = unfinished(path)?;
     let written = disk
         .write(&unfinished, parts)

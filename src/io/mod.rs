@@ -7,6 +7,7 @@ pub mod npz;
 mod pickle;
 pub mod pytorch;
 mod hub_folder;
+pub(crate) mod onnx;
 mod checkpoint;
 mod checkpoint_store;
 mod weight_layout;
@@ -20,8 +21,8 @@ mod session_init;
 pub use checkpoint::Checkpoint;
 pub(crate) use checkpoint_store::check_tag;
 pub use checkpoint_store::{CheckpointInfo, CheckpointStore, Keep};
-pub(crate) use disk::failed;
 pub use disk::{DirEntry, Disk, OpenFile, Parts, RealDisk};
+pub(crate) use disk::{failed, write_atomically};
 use matching::Source;
 pub use run_lock::RunLock;
 pub use session_init::{

@@ -14,7 +14,7 @@ use std::path::Path;
 use tensorpack_tensor::{CounterRng, DType, HostTensor, Result};
 
 /// All cases except all-reduce, which is only for training.
-fn cases() -> impl Iterator<Item = Case> {
+pub(super) fn cases() -> impl Iterator<Item = Case> {
     all_cases().into_iter().filter(|case| case.name != "AllReduce")
 }
 

@@ -19,6 +19,7 @@ mod edges;
 mod empty;
 mod exported;
 mod integers;
+mod onnx;
 mod worked_examples;
 mod xla;
 

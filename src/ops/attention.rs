@@ -3,10 +3,11 @@
 use super::{composed, float_input, same_spec};
 use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, AttentionKind, FloatBits, LowerCx, View};
+use crate::onnx::{Attr, ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
-use tensorpack_tensor::{CounterRng, DType, Dim, Error, HostTensor, Result, Shape};
+use tensorpack_tensor::{CounterRng, DType, Dim, Error, ErrorKind, HostTensor, Result, Shape};
 
 /// Options of [`Tensor::attention`]. By default every query attends to every key, and the scores
 /// are divided by the square root of the number of features.
@@ -101,6 +102,83 @@ impl Form {
         let (mask, bias) = (next(self.mask), next(self.bias));
         let seeds = next(self.dropout.is_some());
         Inputs { mask, bias, seeds, count }
+    }
+
+    /// Writes attention as products and a softmax: opset 21 has no operation for it.
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let unsupported = |why: &str| Err(Error::new(ErrorKind::Unsupported, why));
+        if self.dropout.is_some() {
+            return unsupported("attention with dropout has no ONNX form");
+        }
+        if cx.is_used(1) {
+            return unsupported("the gradient of attention has no ONNX form");
+        }
+        let [q, k, v] = [0, 1, 2].map(|i| cx.input(i));
+        let dtype = q.dtype();
+        let sizes = [q.shape()[2], k.shape()[2], q.shape()[3]].map(|d| d.known());
+        let [Some(heads), Some(kv_heads), Some(width)] = sizes else {
+            return unsupported("attention needs known numbers of heads and features");
+        };
+        let (queries, keys) = (q.shape()[1], k.shape()[1]);
+        let scale = cx.scalar(self.scale(width), dtype)?;
+        let q = cx.elementwise("Mul", &[&q, &scale], &[], dtype)?;
+        // [batch, heads, time, features]
+        let mut head_first = |x: &Value| -> Result<Value> {
+            let x = cx.transpose(x, &[0, 2, 1, 3]);
+            let shape = x.shape().clone();
+            if shape[1] == Dim::Known(heads) {
+                return Ok(x);
+            }
+            let groups = cx.unsqueeze(&x, &[2])?;
+            let counts = cx.ints(&[1, 1, (heads / kv_heads.max(1)) as i64, 1, 1])?;
+            let mut dims = groups.shape().to_vec();
+            dims[2] = Dim::Known(heads / kv_heads.max(1));
+            let repeated = cx.node("Expand", &[&groups, &counts], &[], dtype, dims)?;
+            let dims = vec![shape[0], Dim::Known(heads), shape[2], shape[3]];
+            cx.reshape(&repeated, &dims.into(), &[&x])
+        };
+        let (k, v) = (head_first(&k)?, head_first(&v)?);
+        let q = cx.transpose(&q, &[0, 2, 1, 3]);
+        let shape: Shape = vec![q.shape()[0], Dim::Known(heads), queries, keys].into();
+        let k = cx.transpose(&k, &[0, 1, 3, 2]);
+        let mut scores = cx.node("MatMul", &[&q, &k], &[], dtype, shape.clone())?;
+        if let Some(i) = self.inputs().bias {
+            scores = cx.elementwise("Add", &[&scores, &cx.input(i)], &[], dtype)?;
+        }
+        let never = cx.scalar(f64::NEG_INFINITY, dtype)?;
+        if let Some(i) = self.inputs().mask {
+            let mask = cx.unsqueeze(&cx.input(i), &[1, 2])?;
+            scores = cx.elementwise("Where", &[&mask, &scores, &never], &[], dtype)?;
+        }
+        if self.causal {
+            let mut range = |x: &Value, axis: usize| {
+                let size = cx.size_of(x, axis)?;
+                let size = cx.reshape(&size, &Shape::scalar(), &[])?;
+                let (zero, one) = (cx.scalar(0.0, DType::I64)?, cx.scalar(1.0, DType::I64)?);
+                cx.node("Range", &[&zero, &size, &one], &[], DType::I64, vec![x.shape()[axis]])
+            };
+            let (query, key) = (range(&q, 2)?, range(&k, 3)?);
+            let query = cx.unsqueeze(&query, &[1])?;
+            let earlier = cx.elementwise("LessOrEqual", &[&key, &query], &[], DType::Bool)?;
+            scores = cx.elementwise("Where", &[&earlier, &scores, &never], &[], dtype)?;
+        }
+        let last = [("axis", Attr::Int(-1))];
+        let mut weights;
+        if self.mask || self.bias {
+            // Where all keys are masked the result is zero, but a softmax of infinities is NaN.
+            let lowest = cx.scalar(f64::from(f32::MIN), dtype)?;
+            let alive = cx.elementwise("Greater", &[&scores, &lowest], &[], DType::Bool)?;
+            let finite = cx.elementwise("Where", &[&alive, &scores, &lowest], &[], dtype)?;
+            weights = cx.node("Softmax", &[&finite], &last, dtype, shape.clone())?;
+            let alive = cx.cast(&alive, dtype)?;
+            weights = cx.elementwise("Mul", &[&weights, &alive], &[], dtype)?;
+        } else {
+            weights = cx.node("Softmax", &[&scores], &last, dtype, shape.clone())?;
+        }
+        let dims = vec![shape[0], shape[1], shape[2], v.shape()[3]];
+        let y = cx.node("MatMul", &[&weights, &v], &[], dtype, dims)?;
+        let y = cx.transpose(&y, &[0, 2, 1, 3]);
+        Ok(vec![y.clone(), y])
     }
 
     /// Returns the factor of the scores.
@@ -355,6 +433,10 @@ impl OpDef for Attention {
             }
         }
         Ok(vec![out, log_sums])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        self.0.onnx(cx)
     }
 }
 

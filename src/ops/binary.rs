@@ -2,6 +2,7 @@
 
 use crate::graph::{Autocast, GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
 use crate::kir::{self, LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
@@ -172,6 +173,38 @@ impl OpDef for Binary {
             kir::Binary::Pow => Some("a base is negative, or zero with a negative exponent".into()),
             _ => None,
         }
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        use kir::Binary::*;
+        let [mut a, mut b] = [0, 1].map(|i| cx.input(i));
+        // Runtimes have no arithmetic for bytes, and no order for bools.
+        let wide = match a.dtype() {
+            DType::U8 => DType::I32,
+            DType::Bool if matches!(self.0, Lt | Le | Gt | Ge) => DType::I32,
+            dtype => dtype,
+        };
+        [a, b] = [cx.cast(&a, wide)?, cx.cast(&b, wide)?];
+        let op_type = match self.0 {
+            Add => "Add",
+            Sub => "Sub",
+            Mul => "Mul",
+            Div => "Div",
+            Max => "Max",
+            Min => "Min",
+            Pow => "Pow",
+            Eq | Ne => "Equal",
+            Lt => "Less",
+            Le => "LessOrEqual",
+            Gt => "Greater",
+            Ge => "GreaterOrEqual",
+            And => "And",
+            Or => "Or",
+        };
+        let dtype = if self.is_comparison() { DType::Bool } else { wide };
+        let y = cx.elementwise(op_type, &[&a, &b], &[], dtype)?;
+        let y = if self.0 == Ne { cx.elementwise("Not", &[&y], &[], DType::Bool)? } else { y };
+        Ok(vec![cx.cast(&y, cx.output_dtype(0))?])
     }
 }
 

@@ -3,9 +3,10 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Indices};
 use serde::{Deserialize, Serialize};
-use tensorpack_tensor::{DType, Dim, Error, HostTensor, Result};
+use tensorpack_tensor::{DType, Dim, Error, ErrorKind, HostTensor, Result};
 
 /// Input 0 broadcast to the shape of input 1.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -40,6 +41,12 @@ impl OpDef for BroadcastLike {
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(cx.output(|i| cx.input(0).broadcast_at(i)))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (x, like) = (cx.input(0), cx.input(1));
+        let sizes = cx.shape_of(&like)?;
+        Ok(vec![cx.node("Expand", &[&x, &sizes], &[], x.dtype(), cx.output_shape(0).clone())?])
     }
 }
 
@@ -82,6 +89,14 @@ impl OpDef for BroadcastTo {
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(cx.output(|i| cx.input(0).broadcast_at(i)))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        // A size of 1 keeps that of the input.
+        let sizes: Vec<i64> = self.0.iter().map(|n| n.map_or(1, |n| n as i64)).collect();
+        let sizes = cx.ints(&sizes)?;
+        Ok(vec![cx.node("Expand", &[&x, &sizes], &[], x.dtype(), cx.output_shape(0).clone())?])
     }
 }
 
@@ -141,6 +156,29 @@ impl OpDef for SumLike {
         }
         Ok(vec![sums.array()])
     }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (x, to) = (cx.input(0), cx.output_shape(0).clone());
+        let missing = x.shape().rank() - to.rank();
+        let mut axes = Vec::new();
+        for (i, &own) in x.shape().iter().enumerate() {
+            match (i.checked_sub(missing).map(|d| to[d]), own) {
+                (None, _) => axes.push(i),
+                (Some(to), own) if to == own => {}
+                (Some(Dim::Known(1)), _) => axes.push(i),
+                (Some(to), own) if to.known().is_some() && own.known().is_some() => {}
+                _ => {
+                    let why = format!("the dims in which {} exceeds {to} must be known", x.shape());
+                    return Err(Error::new(ErrorKind::Unsupported, why));
+                }
+            }
+        }
+        let sums = cx.reduce("ReduceSum", &x, &axes, true)?;
+        match missing {
+            0 => Ok(vec![sums]),
+            _ => Ok(vec![cx.reshape(&sums, &to, &[&cx.input(1)])?]),
+        }
+    }
 }
 
 /// The number of elements of input 0 per element of input 1: a scalar that is known once shapes
@@ -183,6 +221,29 @@ impl OpDef for CountRatio {
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let count = |i: usize| cx.input_sizes(i).iter().product::<usize>() as f64;
         Ok(cx.float_output(|_| count(0) / count(1).max(1.0)))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let [whole, part] = [0, 1].map(|i| cx.input(i));
+        let (mut left, mut ratio) = (part.shape().to_vec(), Vec::new());
+        for &dim in whole.shape().iter() {
+            match left.iter().position(|&d| d == dim) {
+                Some(at) => drop(left.swap_remove(at)),
+                None => ratio.push(dim),
+            }
+        }
+        let count = |dims: &[Dim]| Dim::product(dims).known().map(|n| n as f64);
+        if let (Some(whole), Some(part)) = (count(&ratio), count(&left)) {
+            return Ok(vec![cx.scalar(whole / part.max(1.0), self.0)?]);
+        }
+        let mut size = |x: &Value| {
+            let size = cx.node("Size", &[&cx.stored(x)], &[], DType::I64, [])?;
+            cx.cast(&size, self.0)
+        };
+        let (whole, part) = (size(&whole)?, size(&part)?);
+        let one = cx.scalar(1.0, self.0)?;
+        let part = cx.elementwise("Max", &[&part, &one], &[], self.0)?;
+        Ok(vec![cx.elementwise("Div", &[&whole, &part], &[], self.0)?])
     }
 }
 

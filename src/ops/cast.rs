@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Result};
@@ -45,6 +46,10 @@ impl OpDef for Cast {
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         // Keep the full f64 precision, whatever float type is declared.
         Ok(vec![cx.input(0).map(self.0, |v| v)])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        Ok(vec![cx.cast(&cx.input(0), self.0)?])
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
@@ -82,6 +83,12 @@ impl OpDef for Concat {
             }
             cx.input(part).at(&at)
         }))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let parts: Vec<Value> = (0..cx.input_count()).map(|i| cx.input(i)).collect();
+        let shape = cx.output_shape(0).clone();
+        Ok(vec![cx.concat(&parts, self.axis, shape)?])
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{Exported, Graph, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{self, ExportCx};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -84,6 +85,10 @@ impl OpDef for Constant {
 
     fn evaluate(&self, _: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(vec![Array::from_host(&self.0)])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<onnx::Value>> {
+        Ok(vec![cx.constant(self.0.clone())])
     }
 }
 

@@ -2,9 +2,11 @@
 //! `[height, width, in, out]`, and its two gradients. Each of the three is linear in both inputs,
 //! and the gradients of each are the other two.
 
+use super::layout::{HWIO_TO_OIHW, NCHW_TO_NHWC, NHWC_TO_NCHW};
 use super::{Layout, Padding, Window, depthwise_conv2d, same_spec};
 use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, ContractKind, LowerCx, View};
+use crate::onnx::{Attr, ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
@@ -164,6 +166,10 @@ impl OpDef for Conv2d {
         })?;
         Ok(vec![y.array()])
     }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        convolution(cx, &self.0, 1)
+    }
 }
 
 /// Computes the image gradient from output gradient and filter; only the shape of the image is
@@ -256,6 +262,28 @@ impl OpDef for Conv2dFilterGrad {
         })?;
         Ok(vec![dw.array()])
     }
+}
+
+/// Writes a convolution of `groups` groups as ONNX's `Conv`, whose images are NCHW.
+pub(super) fn convolution(cx: &mut ExportCx<'_>, window: &Window, groups: usize) -> Result<Vec<Value>> {
+    let x = cx.transpose(&cx.input(0), &NHWC_TO_NCHW);
+    let w = cx.transpose(&cx.input(1), &HWIO_TO_OIHW);
+    let dims = NHWC_TO_NCHW.map(|i| cx.output_shape(0)[i]);
+    let kernel = [2, 3].map(|i| w.shape()[i].known().unwrap_or(1));
+    let pads = window.onnx_pads([x.shape()[2], x.shape()[3]], kernel)?;
+    let [strides, dilations] = [window.stride, window.dilation].map(|n| n.map(|n| n as i64));
+    let padding = match &pads {
+        Some(pads) => ("pads", Attr::Ints(pads)),
+        None => ("auto_pad", Attr::Text("SAME_UPPER")),
+    };
+    let attributes = [
+        ("strides", Attr::Ints(&strides)),
+        ("dilations", Attr::Ints(&dilations)),
+        ("group", Attr::Int(groups as i64)),
+        padding,
+    ];
+    let y = cx.node("Conv", &[&x, &w], &attributes, x.dtype(), dims.to_vec())?;
+    Ok(vec![cx.transpose(&y, &NCHW_TO_NHWC)])
 }
 
 /// Calls `product` for every multiplication of a convolution of the given sizes, with its index in

@@ -2,9 +2,11 @@
 //! with an output size derived from the input's.
 
 use super::conv2d::{Conv2d, Conv2dFilterGrad, contract, products};
+use super::layout::{HWIO_TO_OIHW, NCHW_TO_NHWC, NHWC_TO_NCHW};
 use super::{Conv2dOptions, Padding, Window};
 use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
+use crate::onnx::{Attr, ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
@@ -85,6 +87,38 @@ impl OpDef for Conv2dTranspose {
             y.add(i, Scalar::Float(x.float(o) * w.float(k)));
         })?;
         Ok(vec![y.array()])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.transpose(&cx.input(0), &NHWC_TO_NCHW);
+        let w = cx.transpose(&cx.input(1), &HWIO_TO_OIHW);
+        let dims = NHWC_TO_NCHW.map(|i| cx.output_shape(0)[i]);
+        let window = &self.0;
+        // Zeros that are cut off the full result before and after each axis; fewer than none are added.
+        let mut pads = [0; 4];
+        let mut output_padding = [0; 2];
+        for i in 0..2 {
+            let reach = window.reach(i, w.shape()[i + 2].known().unwrap_or(1))? as i64;
+            let stride = window.stride[i] as i64;
+            let [low, high] = match window.padding {
+                Padding::Explicit(p) => p[i].map(|n| n as i64),
+                Padding::Valid => [0, (reach - stride).min(0)],
+                Padding::Same => {
+                    let total = (reach - stride).max(0);
+                    [total / 2, (reach - stride) - total / 2]
+                }
+            };
+            (pads[i], pads[i + 2], output_padding[i]) = (low, high.max(0), (-high).max(0));
+        }
+        let [strides, dilations] = [window.stride, window.dilation].map(|n| n.map(|n| n as i64));
+        let attributes = [
+            ("strides", Attr::Ints(&strides)),
+            ("dilations", Attr::Ints(&dilations)),
+            ("pads", Attr::Ints(&pads)),
+            ("output_padding", Attr::Ints(&output_padding)),
+        ];
+        let y = cx.node("ConvTranspose", &[&x, &w], &attributes, x.dtype(), dims.to_vec())?;
+        Ok(vec![cx.transpose(&y, &NCHW_TO_NHWC)])
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{self, LowerCx, View};
+use crate::onnx::{Attr, ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Indices};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Error, Result, element_count};
@@ -77,6 +78,16 @@ impl OpDef for Cumsum {
             }
         }
         Ok(vec![y])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        let stored = cx.stored(&x);
+        let axis = cx.scalar(cx.stored_axis(&x, self.axis) as f64, DType::I64)?;
+        let CumsumOptions { exclusive, reverse } = self.options;
+        let attributes = [("exclusive", Attr::Int(exclusive.into())), ("reverse", Attr::Int(reverse.into()))];
+        let y = cx.node("CumSum", &[&stored, &axis], &attributes, x.dtype(), stored.shape().clone())?;
+        Ok(vec![cx.restored(&y, &x)])
     }
 }
 

@@ -4,6 +4,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{Attr, ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
@@ -77,6 +78,19 @@ impl OpDef for Cut {
             })
         };
         Ok((0..self.count).map(part).collect())
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        let stored = cx.stored(&x);
+        let dims = cx.per_stored_axis(&x, cx.output_shape(0));
+        let outputs = vec![(x.dtype(), dims.into()); self.count];
+        let attributes = [
+            ("axis", Attr::Int(cx.stored_axis(&x, self.axis))),
+            ("num_outputs", Attr::Int(self.count as i64)),
+        ];
+        let parts = cx.nodes("Split", &[&stored], &attributes, &outputs)?;
+        Ok(parts.iter().map(|part| cx.restored(part, &x)).collect())
     }
 }
 

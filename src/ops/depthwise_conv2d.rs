@@ -1,14 +1,15 @@
 //! Grouped convolution. Depthwise convolution, with one group per channel, has its own kernels;
 //! other groups are convolved one by one.
 
-use super::conv2d::Conv2d;
+use super::conv2d::{Conv2d, convolution};
 use super::{Window, composed, same_spec};
 use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{ContractKind, LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
-use tensorpack_tensor::{Error, Result};
+use tensorpack_tensor::{Error, ErrorKind, Result};
 
 /// The three operations. Each is linear in both inputs, and the gradients of each are the other
 /// two. The output takes (image, filter), the image gradient (output gradient, filter, image for
@@ -121,6 +122,18 @@ impl OpDef for Depthwise {
             }
         })?;
         Ok(vec![sums.array()])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        match self.part {
+            Output => {
+                let channels = cx.input(1).shape()[3].known().unwrap_or(1);
+                convolution(cx, &self.window, channels)
+            }
+            InputGrad | FilterGrad => {
+                Err(Error::new(ErrorKind::Unsupported, format!("{} has no ONNX form", self.name())))
+            }
+        }
     }
 }
 

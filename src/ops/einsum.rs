@@ -3,6 +3,7 @@
 
 use crate::graph::{Autocast, GradCx, Graph, OpDef, Spec, Tensor};
 use crate::kir::{Binary, ContractKind, LowerCx, MatMul, ReduceKind, View};
+use crate::onnx::{Attr, ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
@@ -287,6 +288,22 @@ impl OpDef for Einsum {
             sums.add(&at(&self.output), Scalar::Float(factors.product()));
         }
         Ok(vec![sums.array()])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        // Labels may be any letters; ONNX has a to z.
+        let mut labels: Vec<char> = self.inputs.iter().flatten().copied().collect();
+        labels.sort_unstable();
+        labels.dedup();
+        let letter =
+            |c: &char| labels.iter().position(|l| l == c).and_then(|i| char::from_u32('a' as u32 + i as u32));
+        let part = |part: &Vec<char>| part.iter().filter_map(letter).collect::<String>();
+        let inputs: Vec<String> = self.inputs.iter().map(part).collect();
+        let equation = format!("{}->{}", inputs.join(","), part(&self.output));
+        let inputs: Vec<Value> = (0..cx.input_count()).map(|i| cx.input(i)).collect();
+        let (dtype, shape) = (cx.output_dtype(0), cx.output_shape(0).clone());
+        let inputs: Vec<&Value> = inputs.iter().collect();
+        Ok(vec![cx.node("Einsum", &inputs, &[("equation", Attr::Text(&equation))], dtype, shape)?])
     }
 }
 

@@ -6,6 +6,7 @@
 use super::matmul::MatMul;
 use crate::graph::{GradCx, NodeKind, OpDef, OpIdentity, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Error, Result};
@@ -57,6 +58,10 @@ impl OpDef for FanOut {
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(vec![cx.input(0).clone(); self.0])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        Ok(vec![cx.input(0); self.0])
     }
 }
 

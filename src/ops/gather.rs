@@ -3,6 +3,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{GatherKind, GatherScatter, LowerCx, View};
+use crate::onnx::{Attr, ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
@@ -123,6 +124,29 @@ impl OpDef for Gather {
             x.at(&[&i[..axis], &[row], after].concat())
         }))
     }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (x, mut indices) = (cx.input(0), cx.input(1));
+        if indices.dtype() == DType::U8 {
+            indices = cx.cast(&indices, DType::I64)?;
+        }
+        let (dtype, shape) = (x.dtype(), cx.output_shape(0).clone());
+        let y = match self.0 {
+            Along::Last => {
+                cx.node("GatherElements", &[&x, &indices], &[("axis", Attr::Int(-1))], dtype, shape)?
+            }
+            Along::Axis(axis) if indices.shape().rank() == 1 => {
+                let dims = cx.per_stored_axis(&x, &shape);
+                let axis = [("axis", Attr::Int(cx.stored_axis(&x, axis)))];
+                let y = cx.node("Gather", &[&cx.stored(&x), &indices], &axis, dtype, dims)?;
+                cx.restored(&y, &x)
+            }
+            Along::Axis(axis) => {
+                cx.node("Gather", &[&x, &indices], &[("axis", Attr::Int(axis as i64))], dtype, shape)?
+            }
+        };
+        Ok(vec![y])
+    }
 }
 
 /// Zeros, with input 0 added at the positions given by input 1. The number of rows is `rows`, or
@@ -209,6 +233,32 @@ impl OpDef for ScatterAdd {
         }
         Ok(vec![sums.array()])
     }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (updates, indices) = (cx.input(0), cx.cast(&cx.input(1), DType::I64)?);
+        let (dtype, shape) = (updates.dtype(), cx.output_shape(0).clone());
+        let axis = self.along.axis(shape.rank());
+        let (updates, indices) = match self.along {
+            Along::Last => (updates, indices),
+            Along::Axis(_) => {
+                // Every element needs an index of its own.
+                let counted = updates.shape().rank() - (shape.rank() - axis - 1);
+                let mut dims = shape.to_vec();
+                dims[axis] = Dim::product(&updates.shape()[axis..counted]);
+                let flat = cx.reshape(&updates, &dims.into(), &[&updates])?;
+                let mut dims = vec![Dim::Known(1); shape.rank()];
+                dims[axis] = flat.shape()[axis];
+                let column = cx.reshape(&indices, &dims.into(), &[])?;
+                let whole = cx.shape_of(&flat)?;
+                (flat.clone(), cx.node("Expand", &[&column, &whole], &[], DType::I64, flat.shape().clone())?)
+            }
+        };
+        let sizes = cx.dims(&shape, &(0..cx.input_count()).map(|i| cx.input(i)).collect::<Vec<_>>())?;
+        let zero = cx.scalar(0.0, dtype)?;
+        let zeros = cx.node("Expand", &[&zero, &sizes], &[], dtype, shape.clone())?;
+        let attributes = [("axis", Attr::Int(axis as i64)), ("reduction", Attr::Text("add"))];
+        Ok(vec![cx.node("ScatterElements", &[&zeros, &indices, &updates], &attributes, dtype, shape)?])
+    }
 }
 
 /// Checks that every index is in range; the error names the first that is not.
@@ -267,6 +317,13 @@ impl Tensor {
         self.graph().called_from(Location::caller(), || {
             last(&Tensor::apply_one(Gather(Along::Last), &[&last(self), &last(indices)]))
         })
+    }
+
+    /// Returns zeros shaped like `like`, with the elements of this tensor added along the last axis at
+    /// the positions that `indices` gives: the transpose of [`Tensor::take_along_axis`].
+    #[track_caller]
+    pub(crate) fn add_along_last(&self, indices: &Tensor, like: &Tensor) -> Tensor {
+        Tensor::apply_one(ScatterAdd { along: Along::Last, rows: None }, &[self, indices, like])
     }
 
     /// Returns zeros with `rows` rows along `axis`, with every row of this tensor added to the row

@@ -2,10 +2,11 @@
 
 use crate::graph::{GradCx, Graph, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{Class, LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tensorpack_tensor::{DType, Error, Result};
+use tensorpack_tensor::{DType, Error, HostTensor, Result, Shape};
 
 /// The index along an axis, in the shape of the input, or of the given length if there is no input.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -45,6 +46,32 @@ impl OpDef for Iota {
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(cx.output(|i| Scalar::Int(i[self.axis] as i64)))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let shape = cx.output_shape(0).clone();
+        let like: Vec<Value> = (0..cx.input_count()).map(|i| cx.input(i)).collect();
+        let indices = match shape[self.axis].known() {
+            Some(n) => {
+                let values: Vec<f64> = (0..n).map(|i| i as f64).collect();
+                cx.constant(HostTensor::from_f64(self.dtype, [n], &values)?)
+            }
+            None => {
+                let size = cx.size_of(&like[0], self.axis)?;
+                let size = cx.reshape(&size, &Shape::scalar(), &[])?;
+                let [zero, one] = [0.0, 1.0].map(|v| cx.scalar(v, DType::I64));
+                let range =
+                    cx.node("Range", &[&zero?, &size, &one?], &[], DType::I64, vec![shape[self.axis]])?;
+                cx.cast(&range, self.dtype)?
+            }
+        };
+        if shape.rank() == 1 {
+            return Ok(vec![indices]);
+        }
+        let others: Vec<usize> = (0..shape.rank()).filter(|&i| i != self.axis).collect();
+        let column = cx.unsqueeze(&indices, &others)?;
+        let sizes = cx.dims(&shape, &like)?;
+        Ok(vec![cx.node("Expand", &[&column, &sizes], &[], self.dtype, shape)?])
     }
 }
 

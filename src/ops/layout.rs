@@ -3,6 +3,11 @@
 use crate::graph::Tensor;
 use serde::{Deserialize, Serialize};
 
+/// Orders of dims that turn images and filters into ONNX's, and back.
+pub(super) const NHWC_TO_NCHW: [usize; 4] = [0, 3, 1, 2];
+pub(super) const NCHW_TO_NHWC: [usize; 4] = [0, 2, 3, 1];
+pub(super) const HWIO_TO_OIHW: [usize; 4] = [3, 2, 0, 1];
+
 /// The order of an image's dims. Kernels work on channels last; tensors in the other order are read
 /// through a transposed view, so that nothing is copied between two layers of the same layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]

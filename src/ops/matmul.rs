@@ -2,6 +2,7 @@
 
 use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, ContractKind, LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result, element_count};
@@ -101,6 +102,11 @@ impl OpDef for MatMul {
             };
             cx.sum((0..inner).map(|k| of(a, at[0], k) * of(b, k, at[1])))
         }))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (dtype, shape) = (cx.output_dtype(0), cx.output_shape(0).clone());
+        Ok(vec![cx.node("MatMul", &[&cx.input(0), &cx.input(1)], &[], dtype, shape)?])
     }
 }
 

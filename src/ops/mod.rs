@@ -59,6 +59,7 @@ pub use cumsum::CumsumOptions;
 pub use layout::Layout;
 pub use pool::PoolOptions;
 pub use random::Random;
+pub(crate) use reshape::Target as ReshapeTarget;
 pub use window::Padding;
 
 use crate::graph::{Spec, Tensor};

@@ -4,6 +4,7 @@ use super::composed;
 use super::reduce::{check_axes, groups, reduced_shape, resolve_axes};
 use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
@@ -86,6 +87,15 @@ impl OpDef for Moments {
         }
         let array = |values: &[Scalar]| Array::from_values(x.dtype(), cx.output_sizes(0), values);
         Ok(vec![array(&means), array(&variances)])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        let mean = cx.reduce("ReduceMean", &x, &self.axes, true)?;
+        let difference = cx.elementwise("Sub", &[&x, &mean], &[], x.dtype())?;
+        let square = cx.elementwise("Mul", &[&difference, &difference], &[], x.dtype())?;
+        let variance = cx.reduce("ReduceMean", &square, &self.axes, true)?;
+        Ok(vec![mean, variance])
     }
 }
 

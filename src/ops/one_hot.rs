@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Binary, Class, LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, Result};
@@ -48,6 +49,15 @@ impl OpDef for OneHot {
             let (class, at) = i.split_last().expect("the last dim is the class");
             Scalar::Int(i64::from(cx.input(0).int(at) == *class as i64))
         }))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        // ONNX's OneHot counts negative classes from the end.
+        let x = cx.cast(&cx.input(0), DType::I64)?;
+        let column = cx.unsqueeze(&x, &[x.shape().rank()])?;
+        let classes = cx.ints(&(0..self.classes as i64).collect::<Vec<_>>())?;
+        let equal = cx.elementwise("Equal", &[&column, &classes], &[], DType::Bool)?;
+        Ok(vec![cx.cast(&equal, self.dtype)?])
     }
 }
 

@@ -3,6 +3,7 @@
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{self, LowerCx, View};
+use crate::onnx::{Attr, ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
@@ -75,6 +76,24 @@ impl OpDef for Order {
             }
         }
         Ok(vec![y])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        let x = match x.dtype() {
+            DType::U8 | DType::Bool => cx.cast(&x, DType::I32)?,
+            DType::Bf16 => cx.cast(&x, DType::F32)?,
+            _ => x,
+        };
+        let last = x.shape().rank() - 1;
+        let count = match self.take {
+            Some(k) => cx.ints(&[k as i64])?,
+            None => cx.size_of(&x, last)?,
+        };
+        let shape = cx.output_shape(0).clone();
+        let attributes = [("axis", Attr::Int(-1)), ("largest", Attr::Int(self.descending.into()))];
+        let outputs = [(x.dtype(), shape.clone()), (DType::I64, shape)];
+        Ok(vec![cx.nodes("TopK", &[&x, &count], &attributes, &outputs)?.swap_remove(1)])
     }
 }
 

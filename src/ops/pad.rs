@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result, Shape};
@@ -62,6 +63,35 @@ impl OpDef for Pad {
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let step: Vec<usize> = self.interior.iter().map(|i| i + 1).collect();
         Ok(spread(cx, &self.low, &step))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        // Runtimes cannot pad scalars.
+        if x.shape().rank() == 0 {
+            return Ok(vec![x]);
+        }
+        let (mut y, mut high) = (x.clone(), self.high.iter().map(|&n| n as i64).collect::<Vec<_>>());
+        for (axis, &between) in self.interior.iter().enumerate().filter(|&(_, &between)| between > 0) {
+            // Pads every element with zeros, of which those after the last one are removed below.
+            let column = cx.unsqueeze(&y, &[axis + 1])?;
+            let mut zeros = vec![0; 2 * column.shape().rank()];
+            zeros[column.shape().rank() + axis + 1] = between as i64;
+            let (zeros, mut dims) = (cx.ints(&zeros)?, column.shape().to_vec());
+            dims[axis + 1] = Dim::Known(between + 1);
+            let spread = cx.node("Pad", &[&column, &zeros], &[], x.dtype(), dims)?;
+            let mut dims = y.shape().to_vec();
+            dims[axis] = Dim::product(&[dims[axis], Dim::Known(between + 1)]);
+            y = cx.reshape(&spread, &dims.into(), &[&spread])?;
+            // An empty axis has no last element.
+            high[axis] -= if x.shape()[axis] == Dim::Known(0) { 0 } else { between as i64 };
+        }
+        let low: Vec<i64> = self.low.iter().map(|&n| n as i64).collect();
+        let pads = [cx.per_stored_axis(&y, &low), cx.per_stored_axis(&y, &high)].concat();
+        let dims = cx.per_stored_axis(&y, cx.output_shape(0));
+        let pads = cx.ints(&pads)?;
+        let padded = cx.node("Pad", &[&cx.stored(&y), &pads], &[], x.dtype(), dims)?;
+        Ok(vec![cx.restored(&padded, &y)])
     }
 }
 

@@ -1,12 +1,14 @@
 //! Max and average pooling of images `[batch, height, width, channels]`.
 
+use super::layout::{NCHW_TO_NHWC, NHWC_TO_NCHW};
 use super::{Layout, Padding, Window, composed, same_spec};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, LowerCx, PoolKind, View};
+use crate::onnx::{Attr, ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
-use tensorpack_tensor::{DType, Error, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// Window, stride, padding and layout of pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -212,6 +214,30 @@ impl OpDef for Pool {
             PoolKind::Max => vec![largest, indices],
             _ => vec![sums.array()],
         })
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let op_type = match self.kind {
+            PoolKind::Max if !cx.is_used(1) => "MaxPool",
+            PoolKind::Average => "AveragePool",
+            _ => {
+                let why = format!("the gradient of {} has no ONNX form", self.name());
+                return Err(Error::new(ErrorKind::Unsupported, why));
+            }
+        };
+        let x = cx.transpose(&cx.input(0), &NHWC_TO_NCHW);
+        let dims = NHWC_TO_NCHW.map(|i| cx.output_shape(0)[i]);
+        let PoolOptions { window, .. } = self.options;
+        let pads = self.options.slide().onnx_pads([x.shape()[2], x.shape()[3]], window)?;
+        let [window, strides] = [window, self.options.stride].map(|n| n.map(|n| n as i64));
+        let padding = match &pads {
+            Some(pads) => ("pads", Attr::Ints(pads)),
+            None => ("auto_pad", Attr::Text("SAME_UPPER")),
+        };
+        let attributes = [("kernel_shape", Attr::Ints(&window)), ("strides", Attr::Ints(&strides)), padding];
+        let y = cx.node(op_type, &[&x], &attributes, x.dtype(), dims.to_vec())?;
+        let y = cx.transpose(&y, &NCHW_TO_NHWC);
+        Ok(vec![y; self.output_count()])
     }
 }
 

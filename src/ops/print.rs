@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{CustomKernel, LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use std::hash::{Hash, Hasher};
@@ -61,6 +62,10 @@ impl OpDef for Print {
             let _ = writeln!(std::io::stderr(), "{}", self.0.line(&x.to_host()?));
         }
         Ok(vec![x.clone()])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        Ok(vec![cx.input(0)])
     }
 
     fn traits(&self) -> OpTraits {

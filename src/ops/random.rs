@@ -4,6 +4,7 @@
 use super::composed;
 use crate::graph::{GradCx, Graph, OpDef, OpTraits, Spec, Tensor, split_tower};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use std::f64::consts::TAU;
@@ -73,6 +74,14 @@ impl OpDef for RandomUniform {
             let rows = own.clone().filter(|(d, _)| *d == axis).fold(0, number);
             draw(first + own.filter(|(d, _)| *d != axis).fold(rows, number))
         }))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (dtype, shape) = (cx.output_dtype(0), cx.output_shape(0).clone());
+        let zeros = cx.dims(&shape, &(0..cx.input_count()).map(|i| cx.input(i)).collect::<Vec<_>>())?;
+        let zero = cx.scalar(0.0, dtype)?;
+        let like = cx.node("Expand", &[&zero, &zeros], &[], dtype, shape.clone())?;
+        Ok(vec![cx.node("RandomUniformLike", &[&like], &[], dtype, shape)?])
     }
 
     fn traits(&self) -> OpTraits {

@@ -2,6 +2,7 @@
 
 use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, ReduceKind, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Indices, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Dim, Error, ErrorKind, Result, Shape};
@@ -166,6 +167,28 @@ impl OpDef for Reduce {
         };
         let values: Vec<Scalar> = groups(x.sizes(), &self.axes).map(|group| reduced(&group)).collect();
         Ok(vec![Array::from_values(cx.output_dtype(0), cx.output_sizes(0), &values)])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let mut x = cx.input(0);
+        if matches!(self.kind, ReduceKind::Sum | ReduceKind::Prod) {
+            x = cx.cast(&x, cx.output_dtype(0))?;
+        }
+        let op_type = match (self.kind, &self.axes[..]) {
+            (ReduceKind::Sum, _) => "ReduceSum",
+            (ReduceKind::Prod, _) => "ReduceProd",
+            (ReduceKind::Max, _) => "ReduceMax",
+            (ReduceKind::Min, _) => "ReduceMin",
+            (ReduceKind::ArgMax, [axis]) => return Ok(vec![cx.arg_reduce("ArgMax", &x, *axis, self.keep)?]),
+            (ReduceKind::ArgMin, [axis]) => return Ok(vec![cx.arg_reduce("ArgMin", &x, *axis, self.keep)?]),
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("{} over {:?} has no ONNX form", self.name(), self.axes),
+                ));
+            }
+        };
+        Ok(vec![cx.reduce(op_type, &x, &self.axes, self.keep)?])
     }
 }
 

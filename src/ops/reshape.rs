@@ -2,13 +2,14 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
 
 /// One dim of the target shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-enum Target {
+pub(crate) enum Target {
     /// This size.
     Size(usize),
     /// The size of dim `.0` of the input.
@@ -91,6 +92,11 @@ impl OpDef for Reshape {
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(vec![cx.input(0).reshaped(cx.output_sizes(0))])
     }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (x, shape) = (cx.input(0), cx.output_shape(0).clone());
+        Ok(vec![cx.reshape(&x, &shape, &[])?])
+    }
 }
 
 /// Input 0 with the shape of input 1.
@@ -129,6 +135,11 @@ impl OpDef for ReshapeLike {
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(vec![cx.input(0).reshaped(cx.output_sizes(0))])
     }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (x, shape) = (cx.input(0), cx.output_shape(0).clone());
+        Ok(vec![cx.reshape(&x, &shape, &[&cx.input(1)])?])
+    }
 }
 
 impl Tensor {
@@ -147,6 +158,12 @@ impl Tensor {
                 self.fail("Reshape", Error::argument(format!("invalid sizes {sizes:?} (-1 may occur once)")))
             }
         }
+    }
+
+    /// Reshapes to dims that are given, the input's, or inferred.
+    #[track_caller]
+    pub(crate) fn reshape_to(&self, targets: Vec<Target>) -> Tensor {
+        Tensor::apply_one(Reshape(targets), &[self])
     }
 
     /// Reshapes to the shape of `like`.

@@ -4,6 +4,7 @@
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
@@ -83,6 +84,40 @@ impl OpDef for SamplePlaces {
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let from = cx.input_sizes(0)[self.axis];
         Ok(cx.float_output(|i| self.what.value(i[0], from, self.to)))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        if let Some(from) = x.shape()[self.axis].known() {
+            let values: Vec<f64> = (0..self.to).map(|i| self.what.value(i, from, self.to)).collect();
+            return Ok(vec![cx.constant(HostTensor::from_f64(self.dtype, [self.to], &values)?)]);
+        }
+        let centers: Vec<f64> = (0..self.to).map(|i| i as f64 + 0.5).collect();
+        let centers = cx.constant(HostTensor::from_f64(DType::F64, [self.to], &centers)?);
+        let [zero, half, one, to] = [0.0, 0.5, 1.0, self.to as f64].map(|v| cx.scalar(v, DType::F64));
+        let (zero, half, one, to) = (zero?, half?, one?, to?);
+        let from = cx.size_of(&x, self.axis)?;
+        let from = cx.cast(&from, DType::F64)?;
+        let mut apply = |op: &str, a: &Value, b: &Value| cx.elementwise(op, &[a, b], &[], DType::F64);
+        let last = apply("Sub", &from, &one)?;
+        let edge = apply("Mul", &centers, &from)?;
+        let edge = apply("Div", &edge, &to)?;
+        let center = apply("Sub", &edge, &half)?;
+        let center = apply("Max", &center, &zero)?;
+        let center = apply("Min", &center, &last)?;
+        let rounded = if self.what == SampleKind::Nearest { &edge } else { &center };
+        let floor = cx.elementwise("Floor", &[rounded], &[], DType::F64)?;
+        let mut apply = |op: &str, a: &Value, b: &Value| cx.elementwise(op, &[a, b], &[], DType::F64);
+        let place = match self.what {
+            SampleKind::Nearest => apply("Min", &floor, &last)?,
+            SampleKind::Before => floor,
+            SampleKind::After => {
+                let next = apply("Add", &floor, &one)?;
+                apply("Min", &next, &last)?
+            }
+            SampleKind::Between => apply("Sub", &center, &floor)?,
+        };
+        Ok(vec![cx.cast(&place, self.dtype)?])
     }
 }
 

@@ -3,6 +3,7 @@
 use super::reduce::{check_axes, resolve_axes};
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::Result;
@@ -36,6 +37,18 @@ impl OpDef for Reverse {
             let from_last = |d: usize| if self.0.contains(&d) { sizes[d] - 1 - i[d] } else { i[d] };
             cx.input(0).at(&(0..i.len()).map(from_last).collect::<Vec<usize>>())
         }))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        let stored = cx.stored(&x);
+        let axes: Vec<i64> = self.0.iter().map(|&axis| cx.stored_axis(&x, axis)).collect();
+        let all = |cx: &mut ExportCx<'_>, value: i64| cx.ints(&vec![value; axes.len()]);
+        let (begin, end, step) = (all(cx, -1)?, all(cx, i64::MIN)?, all(cx, -1)?);
+        let axes = cx.ints(&axes)?;
+        let y =
+            cx.node("Slice", &[&stored, &begin, &end, &axes, &step], &[], x.dtype(), stored.shape().clone())?;
+        Ok(vec![cx.restored(&y, &x)])
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{Class, LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Error, Result};
@@ -52,6 +53,11 @@ impl OpDef for Select {
             let chosen = if cx.input(0).broadcast_at(i).as_i64() != 0 { 1 } else { 2 };
             cx.input(chosen).broadcast_at(i)
         }))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let [condition, a, b] = [0, 1, 2].map(|i| cx.input(i));
+        Ok(vec![cx.elementwise("Where", &[&condition, &a, &b], &[], a.dtype())?])
     }
 }
 

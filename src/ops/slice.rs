@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Dim, Error, Result};
@@ -64,6 +65,23 @@ impl OpDef for Slice {
             let at: Vec<usize> = (0..i.len()).map(|d| self.begin[d] + i[d] * self.step[d]).collect();
             cx.input(0).at(&at)
         }))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        // ONNX has no slices of scalars.
+        if x.shape().rank() == 0 {
+            return Ok(vec![x]);
+        }
+        let begin: Vec<i64> = self.begin.iter().map(|&n| n as i64).collect();
+        let end: Vec<i64> = self.end.iter().map(|n| n.map_or(i64::MAX, |n| n as i64)).collect();
+        let step: Vec<i64> = self.step.iter().map(|&n| n as i64).collect();
+        let axes: Vec<i64> = (0..begin.len() as i64).collect();
+        let [begin, end, step] = [begin, end, step].map(|values| cx.per_stored_axis(&x, &values));
+        let (begin, end, axes, step) = (cx.ints(&begin)?, cx.ints(&end)?, cx.ints(&axes)?, cx.ints(&step)?);
+        let dims = cx.per_stored_axis(&x, cx.output_shape(0));
+        let y = cx.node("Slice", &[&cx.stored(&x), &begin, &end, &axes, &step], &[], x.dtype(), dims)?;
+        Ok(vec![cx.restored(&y, &x)])
     }
 }
 

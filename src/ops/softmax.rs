@@ -5,6 +5,7 @@ use super::loss::wide;
 use super::reduce::resolve_axes;
 use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{Binary, Class, ExprBuilder, LowerCx, ReduceKind, Reg, Unary, View};
+use crate::onnx::{Attr, ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
@@ -71,6 +72,16 @@ impl OpDef for CheckLabels {
 
     fn nan_hint(&self) -> Option<String> {
         Some(format!("a label is outside 0..{}", self.classes))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let (loss, labels) = (cx.input(0), cx.cast(&cx.input(1), DType::I64)?);
+        let [zero, classes] = [0, self.classes].map(|n| cx.scalar(n as f64, DType::I64));
+        let low = cx.elementwise("GreaterOrEqual", &[&labels, &zero?], &[], DType::Bool)?;
+        let high = cx.elementwise("Less", &[&labels, &classes?], &[], DType::Bool)?;
+        let valid = cx.elementwise("And", &[&low, &high], &[], DType::Bool)?;
+        let nan = cx.scalar(f64::NAN, loss.dtype())?;
+        Ok(vec![cx.elementwise("Where", &[&valid, &loss, &nan], &[], loss.dtype())?])
     }
 }
 
@@ -145,6 +156,14 @@ impl OpDef for Softmax {
             let total = cx.sum(row.iter().map(|v| (v - top).exp()));
             (x.float(i) - top).exp() / total
         }))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        let stored = cx.stored(&x);
+        let axis = [("axis", Attr::Int(cx.stored_axis(&x, self.axis)))];
+        let y = cx.node("Softmax", &[&stored], &axis, x.dtype(), stored.shape().clone())?;
+        Ok(vec![cx.restored(&y, &x)])
     }
 }
 

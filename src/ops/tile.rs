@@ -3,6 +3,7 @@
 use super::composed;
 use crate::graph::{GradCx, OpDef, Spec, Tensor, axis_in};
 use crate::kir::{LowerCx, ReduceKind, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Indices};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
@@ -51,6 +52,15 @@ impl OpDef for Tile {
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         let x = cx.input(0);
         Ok(cx.output(|i| x.at(&i.iter().zip(x.sizes()).map(|(&i, &n)| i % n).collect::<Vec<usize>>())))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        let x = cx.input(0);
+        let counts: Vec<i64> = self.0.iter().map(|&n| n as i64).collect();
+        let counts = cx.ints(&cx.per_stored_axis(&x, &counts))?;
+        let dims = cx.per_stored_axis(&x, cx.output_shape(0));
+        let y = cx.node("Tile", &[&cx.stored(&x), &counts], &[], x.dtype(), dims)?;
+        Ok(vec![cx.restored(&y, &x)])
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{Error, Result};
@@ -48,6 +49,10 @@ impl OpDef for Transpose {
             self.0.iter().zip(i).for_each(|(&from, &i)| at[from] = i);
             cx.input(0).at(&at)
         }))
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        Ok(vec![cx.transpose(&cx.input(0), &self.0)])
     }
 }
 

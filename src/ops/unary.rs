@@ -2,6 +2,7 @@
 
 use crate::graph::{Autocast, GradCx, OpDef, Spec, Tensor};
 use crate::kir::{self, LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
@@ -152,6 +153,57 @@ impl OpDef for Unary {
             Exp | Expm1 => Some("an input is too large; subtract the maximum first".into()),
             _ => None,
         }
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        use kir::Unary::*;
+        let x = cx.input(0);
+        let dtype = x.dtype();
+        let mut map = |op_type: &str, x: &Value| cx.elementwise(op_type, &[x], &[], dtype);
+        let y = match self.0 {
+            Neg => map("Neg", &x)?,
+            Abs => map("Abs", &x)?,
+            Sign => map("Sign", &x)?,
+            Exp => map("Exp", &x)?,
+            Log => map("Log", &x)?,
+            Sqrt => map("Sqrt", &x)?,
+            Recip => map("Reciprocal", &x)?,
+            Tanh => map("Tanh", &x)?,
+            Sigmoid => map("Sigmoid", &x)?,
+            Erf => map("Erf", &x)?,
+            Sin => map("Sin", &x)?,
+            Cos => map("Cos", &x)?,
+            Floor => map("Floor", &x)?,
+            Round => map("Round", &x)?,
+            Not => map("Not", &x)?,
+            Rsqrt => {
+                let root = map("Sqrt", &x)?;
+                map("Reciprocal", &root)?
+            }
+            Relu if dtype.is_float() => map("Relu", &x)?,
+            Relu => {
+                let zero = cx.scalar(0.0, dtype)?;
+                cx.elementwise("Max", &[&x, &zero], &[], dtype)?
+            }
+            Square => cx.elementwise("Mul", &[&x, &x], &[], dtype)?,
+            Expm1 => {
+                let power = map("Exp", &x)?;
+                let one = cx.scalar(1.0, dtype)?;
+                cx.elementwise("Sub", &[&power, &one], &[], dtype)?
+            }
+            Log1p => {
+                let one = cx.scalar(1.0, dtype)?;
+                let sum = cx.elementwise("Add", &[&x, &one], &[], dtype)?;
+                cx.elementwise("Log", &[&sum], &[], dtype)?
+            }
+            // Zero times a finite number is zero.
+            IsFinite => {
+                let zero = cx.scalar(0.0, dtype)?;
+                let product = cx.elementwise("Mul", &[&x, &zero], &[], dtype)?;
+                cx.elementwise("Equal", &[&product, &zero], &[], DType::Bool)?
+            }
+        };
+        Ok(vec![y])
     }
 }
 

@@ -43,6 +43,22 @@ impl Window {
         })
     }
 
+    /// Returns ONNX's `pads` for an image of this height and width, or `None` for `SAME_UPPER` of an
+    /// unknown size.
+    pub(super) fn onnx_pads(&self, size: [Dim; 2], kernel: [usize; 2]) -> Result<Option<[i64; 4]>> {
+        let mut pads = [0; 4];
+        for i in 0..2 {
+            let n = match (size[i].known(), self.padding) {
+                (Some(n), _) => n,
+                (None, Padding::Same) => return Ok(None),
+                (None, _) => 0,
+            };
+            let [low, high] = self.around(i, n, kernel[i])?;
+            (pads[i], pads[i + 2]) = (low as i64, high as i64);
+        }
+        Ok(Some(pads))
+    }
+
     /// Returns the extent of a window of `k` taps, dilation included.
     pub(super) fn reach(&self, i: usize, k: usize) -> Result<usize> {
         if self.stride[i] == 0 || self.dilation[i] == 0 || k == 0 {

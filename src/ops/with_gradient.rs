@@ -2,6 +2,7 @@
 
 use crate::graph::{GradCx, OpDef, OpTraits, Spec, Tensor};
 use crate::kir::{LowerCx, View};
+use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx};
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -83,6 +84,10 @@ impl OpDef for WithGradient {
 
     fn evaluate(&self, cx: &EvaluateCx<'_>) -> Result<Vec<Array>> {
         Ok(vec![cx.input(0).clone()])
+    }
+
+    fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
+        Ok(vec![cx.input(0)])
     }
 
     fn traits(&self) -> OpTraits {

@@ -39,9 +39,7 @@ impl OfflinePredictor {
             }
         }
         if let Some(id) = needed.inputs.iter().find(|id| !indices.contains_key(id)) {
-            let name = &frozen.node(*id).name;
-            let why = format!("the outputs depend on input {name:?}, which the predictor does not feed");
-            return Err(Error::new(ErrorKind::Name, why).note("add it to PredictConfig::inputs"));
+            return Err(not_fed(&frozen.node(*id).name));
         }
         let (mut variables, mut trainable, mut tensors) = (Vec::new(), Vec::new(), Vec::new());
         for (variable, readers) in &needed.variables {
@@ -68,6 +66,12 @@ impl OfflinePredictor {
         let outputs = outputs.collect();
         Ok((GraphFile { format: FORMAT, inputs, outputs, variables, trainable, operations }, tensors))
     }
+}
+
+/// Returns the error of an input that the outputs need and the predictor does not feed.
+pub(super) fn not_fed(name: &str) -> Error {
+    let why = format!("the outputs depend on input {name:?}, which the predictor does not feed");
+    Error::new(ErrorKind::Name, why).note("add it to PredictConfig::inputs")
 }
 
 /// Returns the entry of an operation, and adds its constant tensors to `tensors`.
@@ -98,16 +102,16 @@ fn operation_entry(
 }
 
 /// The nodes that outputs depend on, for their values or their shapes.
-struct Needed {
-    inputs: BTreeSet<NodeId>,
+pub(super) struct Needed {
+    pub(super) inputs: BTreeSet<NodeId>,
     /// The nodes that read each variable.
-    variables: BTreeMap<VariableId, Vec<NodeId>>,
+    pub(super) variables: BTreeMap<VariableId, Vec<NodeId>>,
     /// All other nodes, in order.
-    operations: BTreeSet<NodeId>,
+    pub(super) operations: BTreeSet<NodeId>,
 }
 
 impl Needed {
-    fn new(frozen: &Frozen, outputs: impl Iterator<Item = NodeId>) -> Needed {
+    pub(super) fn new(frozen: &Frozen, outputs: impl Iterator<Item = NodeId>) -> Needed {
         let mut needed =
             Needed { inputs: BTreeSet::new(), variables: BTreeMap::new(), operations: BTreeSet::new() };
         let (mut stack, mut seen): (Vec<NodeId>, BTreeSet<NodeId>) = (outputs.collect(), BTreeSet::new());

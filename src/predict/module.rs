@@ -2,7 +2,9 @@
 
 use super::graph_file::{GraphFile, InputEntry, read, take};
 use crate::graph::{Init, NamePattern, Tensor, TensorSpec, VariableSpec};
+use crate::io::onnx::{OnnxFile, is_onnx};
 use crate::tower::TowerContext;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::panic::Location;
 use std::path::Path;
@@ -38,24 +40,56 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 #[doc(alias = "hub.Module")]
 #[derive(Debug)]
 pub struct Module {
-    graph: GraphFile,
+    source: Source,
     inputs: Vec<TensorSpec>,
-    tensors: HashMap<String, HostTensor>,
+    outputs: Vec<String>,
     frozen: Vec<NamePattern>,
 }
 
+/// The contents of a file.
+#[derive(Debug)]
+enum Source {
+    /// A model that [`OfflinePredictor::export`](super::OfflinePredictor::export) wrote.
+    Exported {
+        graph: GraphFile,
+        tensors: HashMap<String, HostTensor>,
+    },
+    Onnx(OnnxFile),
+}
+
 impl Module {
-    /// Loads a module from a file. A damaged file is an error that describes the damage.
+    /// Loads a module from a file: one that
+    /// [`OfflinePredictor::export`](super::OfflinePredictor::export) wrote, or an ONNX model, whose
+    /// name ends with `.onnx`. A damaged file is an error that describes the damage. An ONNX model
+    /// with unsupported operations is an error that lists them all.
+    ///
+    /// The float weights of an ONNX model are trainable variables, except the running statistics of
+    /// batch normalization. They have the names of the file, with other characters than letters,
+    /// digits and `_ - . /` replaced by `_`. Weights of convolutions have their channels last, and
+    /// those of linear layers are `[in, out]`, as everywhere here.
     #[track_caller]
     pub fn load(path: impl AsRef<Path>) -> Result<Module> {
         let (path, caller) = (path.as_ref(), Location::caller());
-        let module = read(path).and_then(|(graph, tensors)| {
-            // Build it once in a graph of its own, so that errors surface at load time.
-            graph.rebuild(tensors.clone(), caller)?;
-            let inputs = graph.inputs.iter().map(InputEntry::spec).collect();
-            Ok(Module { graph, inputs, tensors: tensors.into_iter().collect(), frozen: Vec::new() })
-        });
+        let module =
+            if is_onnx(path) { Module::from_onnx(path) } else { Module::from_exported(path, caller) };
         module.map_err(|e| e.within(path.display()))
+    }
+
+    fn from_exported(path: &Path, caller: &'static Location<'static>) -> Result<Module> {
+        let (graph, tensors) = read(path)?;
+        // Build it once in a graph of its own, so that errors surface at load time.
+        graph.rebuild(tensors.clone(), caller)?;
+        let inputs = graph.inputs.iter().map(InputEntry::spec).collect();
+        let outputs = graph.outputs.iter().map(|output| output.name.clone()).collect();
+        let source = Source::Exported { graph, tensors: tensors.into_iter().collect() };
+        Ok(Module { source, inputs, outputs, frozen: Vec::new() })
+    }
+
+    #[track_caller]
+    fn from_onnx(path: &Path) -> Result<Module> {
+        let file = OnnxFile::read(path)?;
+        let (inputs, outputs) = (file.inputs().to_vec(), file.outputs().to_vec());
+        Ok(Module { source: Source::Onnx(file), inputs, outputs, frozen: Vec::new() })
     }
 
     /// Freezes the variables whose whole name in the module matches the regular expression
@@ -74,7 +108,7 @@ impl Module {
 
     /// Returns the names of the outputs, in order.
     pub fn outputs(&self) -> impl Iterator<Item = &str> {
-        self.graph.outputs.iter().map(|o| o.name.as_str())
+        self.outputs.iter().map(String::as_str)
     }
 
     /// Applies a module with one input and one output, creating (or sharing) its variables under
@@ -104,7 +138,7 @@ impl Module {
             Ok(outputs) => outputs,
             Err(e) => {
                 t.graph().record("Module", inputs, e);
-                vec![Tensor::poison(t.graph()); self.graph.outputs.len()]
+                vec![Tensor::poison(t.graph()); self.outputs.len()]
             }
         }
     }
@@ -113,27 +147,41 @@ impl Module {
     fn try_build(&self, t: &TowerContext, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         t.graph().first_error()?;
         self.check(inputs)?;
-        let mut tensors = self.tensors.clone();
-        let mut nodes: Vec<Vec<Tensor>> = inputs.iter().map(|&x| vec![x.clone()]).collect();
-        for name in &self.graph.variables {
-            let value = take(&mut tensors, name)?;
-            nodes.push(vec![self.variable(t, name, value)]);
-        }
-        let outputs = self.graph.add_to(t.graph(), nodes, tensors, |_, _| Ok(()))?;
-        Ok(outputs.into_iter().map(|(_, tensor)| tensor).collect())
+        let created = RefCell::new(Vec::new());
+        let variable = |name: &str, value: HostTensor, is_trainable: bool| {
+            if is_trainable {
+                created.borrow_mut().push(name.to_string());
+            }
+            self.variable(t, name, value, is_trainable)
+        };
+        let outputs = match &self.source {
+            Source::Exported { graph, tensors } => {
+                let mut tensors = tensors.clone();
+                let mut nodes: Vec<Vec<Tensor>> = inputs.iter().map(|&x| vec![x.clone()]).collect();
+                for name in &graph.variables {
+                    let is_trainable = graph.trainable.iter().any(|n| n == name);
+                    nodes.push(vec![variable(name, take(&mut tensors, name)?, is_trainable)]);
+                }
+                let outputs = graph.add_to(t.graph(), nodes, tensors, |_, _| Ok(()))?;
+                outputs.into_iter().map(|(_, tensor)| tensor).collect()
+            }
+            Source::Onnx(file) => file.build(t, inputs, &variable)?,
+        };
+        let created = created.into_inner();
+        self.frozen.iter().try_for_each(|pattern| pattern.check(created.iter().map(String::as_str)))?;
+        Ok(outputs)
     }
 
     #[track_caller]
-    fn variable(&self, t: &TowerContext, name: &str, value: HostTensor) -> Tensor {
+    fn variable(&self, t: &TowerContext, name: &str, value: HostTensor, is_trainable: bool) -> Tensor {
         let spec = VariableSpec::new(name, value.sizes()).dtype(value.dtype());
-        let is_trainable = self.graph.trainable.iter().any(|n| n == name);
         let spec = if is_trainable { spec } else { spec.model() }.init(Init::Value(value));
         let is_frozen = self.frozen.iter().any(|pattern| pattern.matches(name));
         let variable = if is_frozen { t.freeze_variables(|t| t.variable(spec)) } else { t.variable(spec) };
         variable.value().clone()
     }
 
-    /// Checks that the inputs match the signature and that every pattern matches a variable.
+    /// Checks that the inputs match the signature.
     fn check(&self, inputs: &[&Tensor]) -> Result<()> {
         let names: Vec<&str> = self.inputs.iter().map(|spec| spec.name.as_str()).collect();
         if inputs.len() != names.len() {
@@ -160,7 +208,6 @@ impl Module {
                 return Err(Error::shape(why));
             }
         }
-        let trainable = || self.graph.trainable.iter().map(String::as_str);
-        self.frozen.iter().try_for_each(|pattern| pattern.check(trainable()))
+        Ok(())
     }
 }

@@ -8,10 +8,11 @@ use std::fs;
 use std::path::PathBuf;
 use tempfile::TempDir;
 use tensorpack::io::{Checkpoint, CheckpointStore, RunLock, pytorch, safetensors};
-use tensorpack::predict::{ExportedModel, OfflinePredictor, PredictConfig};
+use tensorpack::predict::{ExportedModel, OfflinePredictor, OnnxOptions, PredictConfig};
 use tensorpack::prelude::*;
 use tensorpack::tower::TowerFunc;
 use tensorpack_dataflow::{SampleRng, Seed};
+use tensorpack_protobuf::{Field, Fields, Message};
 
 /// A temporary folder, in memory where possible: disks are slow.
 fn memory_dir() -> TempDir {
@@ -274,4 +275,180 @@ fn nth_value<'a>(value: &'a mut Value, n: &mut u64) -> Option<&'a mut Value> {
     }
     *n -= 1;
     children(value).into_iter().find_map(|child| nth_value(child, n))
+}
+
+/// An ONNX model of operations that are read and never written, each applied to the image `x`.
+fn many_operations() -> Vec<u8> {
+    let ints = |name: &str, values: &[i64]| {
+        let tensor = Message::new().packed_int64(1, [values.len() as i64]).int64(2, 7);
+        tensor.packed_int64(7, values.iter().copied()).string(8, name)
+    };
+    let floats = |name: &str, sizes: &[i64]| {
+        let count = sizes.iter().product::<i64>() as usize;
+        let tensor = Message::new().packed_int64(1, sizes.iter().copied()).int64(2, 1);
+        tensor.packed_float(4, vec![0.5; count]).string(8, name)
+    };
+    let attribute = |name: &str, value: i64| Message::new().string(1, name).int64(3, value).int64(20, 2);
+    let nodes: [(&str, &[&str], &[(&str, i64)]); 18] = [
+        ("Resize", &["x", "", "scales"], &[]),
+        ("Pad", &["x", "pads"], &[]),
+        ("Slice", &["x", "starts", "ends", "axes", "steps"], &[]),
+        ("Gather", &["x", "starts"], &[("axis", 2)]),
+        ("GatherND", &["x", "row"], &[]),
+        ("ScatterND", &["x", "row", "update"], &[]),
+        ("TopK", &["x", "one"], &[("axis", 3)]),
+        ("Tile", &["x", "scales_int"], &[]),
+        ("Expand", &["x", "scales_int"], &[]),
+        ("Split", &["x"], &[("axis", 1)]),
+        ("DepthToSpace", &["x"], &[("blocksize", 2)]),
+        ("LRN", &["x"], &[("size", 3)]),
+        ("Range", &["zero", "limit", "step"], &[]),
+        ("ConstantOfShape", &["scales_int"], &[]),
+        ("LSTM", &["sequence", "w", "r"], &[("hidden_size", 2)]),
+        ("ConvTranspose", &["x", "filter"], &[]),
+        ("Flatten", &["x"], &[("axis", 2)]),
+        ("Trilu", &["x"], &[("upper", 0)]),
+    ];
+    let value = |name: &str, sizes: &[i64]| {
+        let shape = sizes.iter().fold(Message::new(), |m, &n| m.message(1, &Message::new().int64(1, n)));
+        let tensor = Message::new().int64(1, 1).message(2, &shape);
+        Message::new().string(1, name).message(2, &Message::new().message(1, &tensor))
+    };
+    let mut graph = Message::new();
+    for (i, (op_type, inputs, attributes)) in nodes.iter().enumerate() {
+        let node = inputs.iter().fold(Message::new(), |m, input| m.string(1, input));
+        let node = node.string(2, &format!("y{i}")).string(4, op_type);
+        let node = attributes.iter().fold(node, |m, (name, value)| m.message(5, &attribute(name, *value)));
+        graph = graph.message(1, &node);
+    }
+    let scalar = |name: &str, value: i64| Message::new().int64(2, 7).packed_int64(7, [value]).string(8, name);
+    let tensors = [
+        Message::new()
+            .packed_int64(1, [4])
+            .int64(2, 1)
+            .packed_float(4, [1.0, 1.0, 2.0, 2.0])
+            .string(8, "scales"),
+        ints("pads", &[0, 0, 1, 1, 0, 0, 1, 1]),
+        ints("starts", &[0, 1]),
+        ints("ends", &[4, 4]),
+        ints("axes", &[2, 3]),
+        ints("steps", &[1, 2]),
+        ints("row", &[0, 1]),
+        floats("update", &[4, 4]),
+        ints("one", &[1]),
+        ints("scales_int", &[2, 4, 1, 1]),
+        scalar("zero", 0),
+        scalar("limit", 9),
+        scalar("step", 2),
+        floats("sequence", &[3, 1, 2]),
+        floats("w", &[1, 8, 2]),
+        floats("r", &[1, 8, 2]),
+        floats("filter", &[4, 2, 3, 3]),
+    ];
+    let graph = tensors.iter().fold(graph, |m, tensor| m.message(5, tensor));
+    let graph = graph.message(11, &value("x", &[1, 4, 4, 4])).message(12, &value("y0", &[]));
+    let opset = Message::new().string(1, "").int64(2, 17);
+    Message::new().int64(1, 8).message(7, &graph).message(8, &opset).into_bytes()
+}
+
+/// ONNX models. Most mutations of bytes break the lengths of messages, so they also decide how the
+/// messages of an intact model are changed.
+pub(crate) struct OnnxModels {
+    dir: TempDir,
+    models: [Vec<u8>; 2],
+}
+
+impl OnnxModels {
+    pub(crate) fn new() -> OnnxModels {
+        let dir = memory_dir();
+        let path = dir.path().join("model.onnx");
+        model().export_onnx(&path, &OnnxOptions::default()).expect("a file");
+        ExportedModel::load_with(&path, one_thread()).expect("the model is intact");
+        let exported = fs::read(&path).expect("a file");
+        fs::write(&path, many_operations()).expect("a file");
+        ExportedModel::load_with(&path, one_thread()).expect("the model is intact");
+        OnnxModels { dir, models: [exported, many_operations()] }
+    }
+
+    pub(crate) fn seeds(&self) -> Vec<Vec<u8>> {
+        self.models.to_vec()
+    }
+
+    pub(crate) fn load(&mut self, bytes: &[u8]) {
+        self.load_bytes(bytes);
+        let mut rng = Seed::new(crc32c::crc32c(bytes).into()).rng(0, 0);
+        let mut model = self.models[below(&mut rng, 2)].clone();
+        for _ in 0..1 + rng.below(3) {
+            model = change_message(&mut rng, &model);
+        }
+        self.load_bytes(&model);
+    }
+
+    fn load_bytes(&self, bytes: &[u8]) {
+        let path = self.dir.path().join("model.onnx");
+        fs::write(&path, bytes).expect("a file");
+        let _ = ExportedModel::load_with(&path, one_thread());
+    }
+}
+
+/// Draws a number below `n`.
+fn below(rng: &mut SampleRng, n: usize) -> usize {
+    rng.below(n as u64) as usize
+}
+
+/// Removes, repeats or changes one field of a message, or of a message inside it.
+fn change_message(rng: &mut SampleRng, message: &[u8]) -> Vec<u8> {
+    let fields: Vec<(u32, Field<'_>)> = Fields::new(message).map_while(Result::ok).collect();
+    let chosen = below(rng, fields.len().max(1));
+    let mut changed = Message::new();
+    for (i, &(number, field)) in fields.iter().enumerate() {
+        changed = match (i == chosen, below(rng, 10)) {
+            (true, 0) => changed,
+            (true, 1) => write_field(write_field(changed, number, field), number, field),
+            (true, _) => change_field(rng, changed, number, field),
+            _ => write_field(changed, number, field),
+        };
+    }
+    changed.into_bytes()
+}
+
+fn change_field(rng: &mut SampleRng, message: Message, number: u32, field: Field<'_>) -> Message {
+    match field {
+        Field::Len(bytes) => {
+            let is_message = !bytes.is_empty() && Fields::new(bytes).all(|field| field.is_ok());
+            if is_message && below(rng, 8) > 0 {
+                return message.bytes(number, change_message(rng, bytes));
+            }
+            let mut bytes = bytes.to_vec();
+            match below(rng, 4) {
+                0 => bytes.truncate(below(rng, bytes.len() + 1)),
+                1 => bytes.extend(vec![below(rng, 256) as u8; below(rng, 9)]),
+                _ if bytes.is_empty() => bytes.push(b'x'),
+                _ => {
+                    let at = below(rng, bytes.len());
+                    bytes[at] = below(rng, 256) as u8;
+                }
+            }
+            message.bytes(number, bytes)
+        }
+        Field::Varint(_) => {
+            let power = 1i64 << below(rng, 63);
+            let values = [power, -power, power - 1, below(rng, 24) as i64, -1, 0];
+            message.int64(number, values[below(rng, values.len())])
+        }
+        Field::I32(_) => {
+            let values = [f32::NAN, f32::INFINITY, f32::MAX, -1.0, 0.0, 1e-30];
+            message.float(number, values[below(rng, values.len())])
+        }
+        Field::I64(_) => message.double(number, f64::NAN),
+    }
+}
+
+fn write_field(message: Message, number: u32, field: Field<'_>) -> Message {
+    match field {
+        Field::Len(bytes) => message.bytes(number, bytes),
+        Field::Varint(value) => message.int64(number, value as i64),
+        Field::I32(bytes) => message.float(number, f32::from_le_bytes(bytes)),
+        Field::I64(bytes) => message.double(number, f64::from_le_bytes(bytes)),
+    }
 }

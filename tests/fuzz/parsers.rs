@@ -1,6 +1,6 @@
 //! The parsers, each with files that it accepts.
 
-use super::model_files::{Checkpoints, ExportedModels, safetensors_files};
+use super::model_files::{Checkpoints, ExportedModels, OnnxModels, safetensors_files};
 use super::targets;
 use std::path::{Path, PathBuf};
 
@@ -66,7 +66,7 @@ macro_rules! data_file {
     };
 }
 
-pub(crate) const PARSERS: [Parser; 17] = [
+pub(crate) const PARSERS: [Parser; 18] = [
     data_file!("cifar", cifar, "cifar": "ten", "hundred"),
     data_file!("gzip", gzip, "gzip": "two-members", "empty", "bomb"),
     data_file!("idx", idx, "idx": "bytes", "ints", "doubles-packed"),
@@ -107,6 +107,15 @@ pub(crate) const PARSERS: [Parser; 17] = [
         make_seeds: || ExportedModels::new().seeds(),
         make: || {
             let mut files = ExportedModels::new();
+            Box::new(move |bytes| files.load(bytes))
+        },
+    },
+    Parser {
+        name: "onnx",
+        max_memory: 256 << 20,
+        make_seeds: || OnnxModels::new().seeds(),
+        make: || {
+            let mut files = OnnxModels::new();
             Box::new(move |bytes| files.load(bytes))
         },
     },

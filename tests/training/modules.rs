@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use tensorpack::ErrorKind;
+use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES};
 use tensorpack::io::dump_model_variables;
-use tensorpack::predict::{Module, OfflinePredictor, PredictConfig};
+use tensorpack::predict::{Module, OfflinePredictor, OnnxOptions, PredictConfig};
 use tensorpack::prelude::*;
 use tensorpack::tower::{Mode, TowerFunc};
 use tensorpack_testing::assert_mentions;
@@ -157,4 +158,89 @@ fn a_file_without_a_model_is_an_error() {
     let e = Module::load(&path).unwrap_err();
     assert!(e.to_string().contains("no model"), "{e}");
     assert!(Module::load(dir.path().join("nothing.safetensors")).is_err());
+}
+
+/// The net as an ONNX file.
+fn exported_onnx(dir: &Path) -> (OfflinePredictor, PathBuf) {
+    let (predictor, _) = exported(dir, &["features"]);
+    let path = dir.join("features.onnx");
+    predictor.export_onnx(&path, &OnnxOptions::default()).unwrap();
+    (predictor, path)
+}
+
+/// A model whose features are those of a module, trained on two towers with a fixed target.
+struct FineTuned(Module);
+
+impl ModelDesc for FineTuned {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![
+            TensorSpec::f32("image", [None, Some(6), Some(6), Some(2)]),
+            TensorSpec::f32("target", [None, Some(2)]),
+        ]
+    }
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let x = self.0.apply(t, "backbone", &inputs[0]);
+        let cost = Linear::new(2).apply(t, "fc", &x).squared_error(&inputs[1]).mean().named("cost");
+        t.moving_summary(&[&cost]);
+        cost
+    }
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Momentum::new(0.05, 0.9).boxed()
+    }
+}
+
+#[test]
+fn an_onnx_model_is_fine_tuned_on_two_towers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (before, path) = exported_onnx(dir.path());
+    let data = FromFn::new(8, |i| {
+        let image: Vec<f32> = (0..72).map(|k| ((i * 72 + k) as f32 * 0.7).sin()).collect();
+        Ok(vec![HostTensor::new([6, 6, 2], image)?, HostTensor::new([2], vec![i as f32 % 2.0, 1.0])?])
+    });
+    let model = FineTuned(Module::load(path).unwrap().freeze("conv0/W"));
+    let config = TrainConfig::new(model, data.batch(4)).steps_per_epoch(20).max_epoch(5);
+    let trained = launch_train_with_config(config, SyncMultiGpuTrainer::new(2)).unwrap();
+    let cost = trained.monitors.history("cost");
+    let ((_, first), (_, last)) = (cost.first().unwrap(), cost.last().unwrap());
+    assert!(*last < 0.5 * first, "the cost went from {first} to {last}");
+    let value = |name: &str| trained.session.read(name).unwrap();
+    let start = |name: &str| before.session().read(name).unwrap();
+    assert_eq!(value("backbone/conv0/W"), start("conv0/W"));
+    assert_eq!(value("backbone/bn0/mean/EMA"), start("bn0/mean/EMA"));
+    assert_ne!(value("backbone/conv1/W"), start("conv1/W"));
+}
+
+#[test]
+fn an_onnx_module_computes_the_same_as_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let (predictor, path) = exported_onnx(dir.path());
+    let module = Module::load(path).unwrap();
+    assert_eq!(module.inputs(), [TensorSpec::f32("image", [None, Some(6), Some(6), Some(2)])]);
+    assert_eq!(module.outputs().collect::<Vec<_>>(), ["features"]);
+    let graph = Graph::new();
+    let t = &TowerContext::training(&graph);
+    let y = module.apply(t, "backbone", &image(&graph, "x"));
+    let mut trainable = names(&graph, TRAINABLE_VARIABLES);
+    trainable.sort();
+    let mine = ["bn0/beta", "bn0/gamma", "conv0/W", "conv1/W", "conv1/b"];
+    assert_eq!(trainable, mine.map(|n| format!("backbone/{n}")));
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let found = session.run(&[&y], &[("x", &images(3))]).unwrap().remove(0);
+    let wanted = predictor.predict(&[&images(3)]).unwrap().remove(0);
+    assert_eq!(found.sizes(), wanted.sizes());
+    for (found, wanted) in found.to_f64_vec().iter().zip(wanted.to_f64_vec()) {
+        assert!((found - wanted).abs() < 1e-6, "{found}, not {wanted}");
+    }
+}
+
+#[test]
+fn a_misapplied_onnx_module_is_an_error_with_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, path) = exported_onnx(dir.path());
+    let e =
+        error_of(|t, x| drop(Module::load(&path).unwrap().apply(t, "backbone", &x.global_average_pool())));
+    assert_eq!((e.kind(), e.site().unwrap().line), (ErrorKind::Shape, line!() - 1));
+    assert_mentions(&e, &["input image", "f32[?, 6, 6, 2]"]);
+    let e = error_of(|t, x| drop(Module::load(&path).unwrap().freeze("conv9/.*").apply(t, "backbone", x)));
+    assert!(e.message().contains("\"conv9/.*\" matches no variable"), "{e}");
 }

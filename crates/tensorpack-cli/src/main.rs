@@ -1,7 +1,9 @@
 //! The command `tensorpack`: installs plugins for the XLA engine and MPI, reports which devices a
-//! machine has, starts programs as several ranks, and shows and converts files of weights.
+//! machine has, starts programs as several ranks, shows and converts files of weights, and exports
+//! models to ONNX.
 
 mod doctor;
+mod export;
 mod install;
 mod launch;
 mod nvidia;
@@ -10,6 +12,7 @@ mod weights;
 mod wheel;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use export::ExportArgs;
 use launch::LaunchArgs;
 use packages::Package;
 use std::io::{self, ErrorKind, Write, stdout};
@@ -18,7 +21,7 @@ use tensorpack::Result;
 use weights::WeightsCommand;
 
 /// Installs plugins for the XLA engine and MPI, reports which devices a machine has, starts
-/// programs as several ranks, and shows and converts files of weights.
+/// programs as several ranks, shows and converts files of weights, and exports models to ONNX.
 #[derive(Parser)]
 #[command(name = "tensorpack", version)]
 struct Cli {
@@ -38,6 +41,8 @@ enum Command {
     /// Show, compare and convert files of weights: safetensors, npz, PyTorch.
     #[command(subcommand)]
     Weights(WeightsCommand),
+    /// Convert an exported model: tensorpack export MODEL.safetensors --onnx MODEL.onnx.
+    Export(ExportArgs),
 }
 
 #[derive(Subcommand)]
@@ -68,6 +73,7 @@ fn main() -> Result<ExitCode> {
         }
         Some(Command::Launch(args)) => return args.run(),
         Some(Command::Weights(command)) => return weights(&command),
+        Some(Command::Export(args)) => printed(stdout().write_all(args.run()?.as_bytes())),
         None => printed(write!(stdout(), "{}", Cli::command().render_help())),
     }
     .map(|()| ExitCode::SUCCESS)

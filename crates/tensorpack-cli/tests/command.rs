@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Duration;
-use tensorpack_testing::{Requirement, skip};
+use tensorpack::prelude::*;
+use tensorpack::tower::TowerFunc;
+use tensorpack_testing::{Requirement, assert_mentions, skip};
 
 /// Writes a shell script into the folder that is the whole path of the command.
 fn program(cache: &Path, name: &str, text: &str) {
@@ -397,4 +399,27 @@ fn mpi_is_a_package_with_a_checksum() {
     let text = error(&tensorpack(&["plugin", "install", "mpi"], dir.path(), forged));
     assert!(text.contains("mpich-5.0.2-py3-none-any.whl has the wrong checksum"), "{text}");
     assert!(!left_behind(dir.path()));
+}
+
+#[test]
+fn an_exported_model_is_converted_to_onnx() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, onnx] = ["model.safetensors", "model.onnx"].map(|name| dir.path().join(name));
+    let x = TensorSpec::f32("x", [None, Some(3)]);
+    let tower = TowerFunc::new(vec![x], |t, x| vec![Linear::new(2).apply(t, "fc", &x[0]).named("y")]);
+    let config = PredictConfig::from_tower(tower.unwrap(), ["y"]);
+    OfflinePredictor::new(config).unwrap().export(&model).unwrap();
+    let [from, to] = [&model, &onnx].map(|path| path.to_str().unwrap());
+    let words = ["export", from, "--onnx", to, "--external-data", "--metadata", "language=en"];
+    let text = out(&tensorpack(&words, dir.path(), None));
+    assert_mentions(&text, &["model.onnx", "x: f32[?, 3]", "output y"]);
+    let bytes = fs::read(&onnx).unwrap();
+    let contains = |part: &[u8]| bytes.windows(part.len()).any(|window| window == part);
+    assert!(contains(b"fc/W") && contains(b"language") && contains(b"tensorpack"));
+    assert!(onnx.with_file_name("model.onnx.data").exists());
+
+    let other = dir.path().join("other.onnx");
+    let words = ["export", from, "--onnx", other.to_str().unwrap(), "--metadata", "language"];
+    assert_mentions(error(&tensorpack(&words, dir.path(), None)), &["--metadata", "KEY=VALUE"]);
+    assert!(!other.exists());
 }

@@ -1,8 +1,9 @@
-//! Writes protocol buffers without generated code.
+//! Writes and reads protocol buffers without generated code.
 //!
-//! A [`Message`] is written field by field, with the field numbers of its `.proto` file. That is
-//! all that TensorBoard's event files and XLA's compile options need; a code generator and its
-//! runtime would be many times as large.
+//! A [`Message`] is written field by field, with the field numbers of its `.proto` file. [`Fields`]
+//! reads one in the same way, without copying anything. That is all that TensorBoard's event files,
+//! XLA's compile options and ONNX models need; a code generator and its runtime would be many times
+//! as large.
 //!
 //! ```
 //! use tensorpack_protobuf::Message;
@@ -13,6 +14,10 @@
 //! let path = Message::new().string(1, "edge").message(2, &point(0, 3)).message(2, &point(4, 0));
 //! assert_eq!(path.into_bytes(), b"\x0a\x04edge\x12\x04\x08\x00\x10\x03\x12\x04\x08\x04\x10\x00");
 //! ```
+
+mod fields;
+
+pub use fields::{Field, Fields, Malformed};
 
 /// A message that is being written. Fields should be written in the order of their numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,6 +99,11 @@ impl Message {
         self.message(field, &packed)
     }
 
+    /// Writes a packed field of type `repeated float`.
+    pub fn packed_float(self, field: u32, values: impl IntoIterator<Item = f32>) -> Message {
+        self.bytes(field, values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>())
+    }
+
     /// Writes a packed field of type `repeated double`.
     pub fn packed_double(self, field: u32, values: impl IntoIterator<Item = f64>) -> Message {
         self.bytes(field, values.into_iter().flat_map(f64::to_le_bytes).collect::<Vec<u8>>())
@@ -133,6 +143,7 @@ mod tests {
     fn floating_point_numbers_are_little_endian() {
         assert_eq!(Message::new().double(4, 1.0).into_bytes(), [0x21, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f]);
         assert_eq!(Message::new().float(2, 0.25).into_bytes(), [0x15, 0, 0, 0x80, 0x3e]);
+        assert_eq!(Message::new().packed_float(6, [0.25]).into_bytes(), [0x32, 4, 0, 0, 0x80, 0x3e]);
         let packed = Message::new().packed_double(6, [1.0]).into_bytes();
         assert_eq!(packed, [0x32, 8, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f]);
     }

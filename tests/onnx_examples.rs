@@ -1,0 +1,106 @@
+//! The nets of the examples, compiled from the same files: exported as ONNX, read back and run by
+//! onnxruntime, each computes the same.
+
+#[expect(dead_code, reason = "only the model is used")]
+#[path = "../examples/char_lm.rs"]
+mod char_lm;
+#[expect(dead_code, reason = "only the model is used")]
+#[path = "../examples/cifar_resnet.rs"]
+mod cifar_resnet;
+#[path = "../examples/gan/nets.rs"]
+mod gan_nets;
+#[expect(dead_code, reason = "only the model is used")]
+#[path = "../examples/mnist_convnet.rs"]
+mod mnist_convnet;
+#[expect(dead_code, reason = "only the model is used")]
+#[path = "../examples/ptb_lstm.rs"]
+mod ptb_lstm;
+#[path = "../examples/resnet50/net.rs"]
+mod resnet50;
+
+use super::onnx_models::{python, relative_error};
+use std::path::Path;
+use tensorpack::io::write_tensors;
+use tensorpack::predict::OnnxOptions;
+use tensorpack::prelude::*;
+use tensorpack::tower::TowerFunc;
+use tensorpack_testing::opted_in;
+
+fn floats(sizes: &[usize]) -> HostTensor {
+    let values = (0..sizes.iter().product()).map(|i: usize| (i as f64 * 0.37).sin()).collect::<Vec<_>>();
+    HostTensor::from_f64(DType::F32, sizes, &values).unwrap()
+}
+
+fn integers(dtype: DType, sizes: &[usize], below: usize) -> HostTensor {
+    let values = (0..sizes.iter().product()).map(|i: usize| (i * 7 % below) as f64).collect::<Vec<_>>();
+    HostTensor::from_f64(dtype, sizes, &values).unwrap()
+}
+
+/// Exports a net, reads it back, compares them, and leaves the files for `check_models.py`.
+fn check(dir: &Path, name: &str, config: PredictConfig, inputs: &[HostTensor]) {
+    let predictor = OfflinePredictor::new(config).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let path = dir.join(format!("{name}.onnx"));
+    predictor.export_onnx(&path, &OnnxOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let read = ExportedModel::load(&path).unwrap_or_else(|e| panic!("{e}"));
+    let fed: Vec<&HostTensor> = inputs.iter().collect();
+    let (wanted, found) = (predictor.predict(&fed).unwrap(), read.predict(&fed).unwrap());
+    for (wanted, found) in wanted.iter().zip(&found) {
+        let error = relative_error(found, wanted);
+        assert!(error < 1e-5, "{name}: {error:.1e}");
+    }
+    let inputs = read.inputs().iter().zip(inputs).map(|(spec, x)| (format!("in:{}", spec.name), x.clone()));
+    let outputs = read.outputs().zip(wanted).map(|(output, y)| (format!("out:{output}"), y));
+    write_tensors(dir.join(format!("{name}.npz")), &inputs.chain(outputs).collect::<Vec<_>>()).unwrap();
+}
+
+/// A function of one input, as a model with the output `y`.
+fn function(
+    sizes: &[Option<usize>],
+    build: impl Fn(&TowerContext, &Tensor) -> Tensor + 'static,
+) -> PredictConfig {
+    let x = TensorSpec::f32("x", sizes);
+    let tower = TowerFunc::new(vec![x], move |t, x| vec![build(t, &x[0]).named("y")]).unwrap();
+    PredictConfig::from_tower(tower, ["y"])
+}
+
+#[test]
+fn nets_of_the_examples_survive_a_round_trip() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let mnist = PredictConfig::new(mnist_convnet::Convnet, ["logits"]).unwrap().inputs(["image"]);
+    check(dir, "mnist_convnet", mnist, &[floats(&[3, 28, 28])]);
+
+    let mean = HostTensor::zeros(DType::F32, [32, 32, 3]).unwrap();
+    let resnet = cifar_resnet::ResNet { n: 1, mean, rate: Schedule::staircase(0.1, 0.1, 1000) };
+    let cifar = PredictConfig::new(resnet, ["logits", "error"]).unwrap();
+    let batch = [integers(DType::U8, &[2, 32, 32, 3], 256), integers(DType::I32, &[2], 10)];
+    check(dir, "cifar_resnet", cifar, &batch);
+
+    let model = char_lm::Model { characters: 30, steps: 10 };
+    let text = integers(DType::I32, &[2, char_lm_context(&model)], 30);
+    check(dir, "char_lm", PredictConfig::new(model, ["logits"]).unwrap().inputs(["text"]), &[text]);
+
+    let model = ptb_lstm::Model { units: 8, dropout: 0.5, dtype: DType::F32 };
+    let sizes: Vec<usize> = model.inputs()[0].sizes.iter().map(|n| n.unwrap()).collect();
+    let words = [integers(DType::I32, &sizes, 1000), integers(DType::I32, &sizes, 999)];
+    check(dir, "ptb_lstm", PredictConfig::new(model, ["cost", "perplexity"]).unwrap(), &words);
+
+    let noise = [None, Some(10)];
+    check(dir, "gan_generator", function(&noise, gan_nets::generator), &[floats(&[2, 10])]);
+    let image = [None, Some(32), Some(32), Some(1)];
+    let judge = |t: &TowerContext, x: &Tensor| {
+        gan_nets::discriminator(t, x, |t, name, x| LayerNorm::new().apply(t, name, x))
+    };
+    check(dir, "gan_discriminator", function(&image, judge), &[floats(&[2, 32, 32, 1])]);
+    let image = [None, Some(64), Some(64), Some(3)];
+    check(dir, "resnet50", function(&image, resnet50::resnet50), &[floats(&[1, 64, 64, 3])]);
+
+    if opted_in("TENSORPACK_ONNXRUNTIME") {
+        python("TENSORPACK_ONNXRUNTIME", "check_models.py", &[dir]);
+    }
+}
+
+/// Returns the number of characters that the model reads.
+fn char_lm_context(model: &char_lm::Model) -> usize {
+    model.inputs()[0].sizes[1].unwrap()
+}

@@ -1,0 +1,247 @@
+//! ONNX models of other frameworks: they compute what onnxruntime computes, and can be trained further.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use tensorpack::ErrorKind;
+use tensorpack::io::read_tensors;
+use tensorpack::predict::{Module, OnnxOptions};
+use tensorpack::prelude::*;
+use tensorpack::tower::TowerFunc;
+use tensorpack_protobuf::Message;
+use tensorpack_testing::{assert_mentions, opted_in};
+
+/// Runs a script of `tests/onnx` with the Python that the environment variable names, or with `python3`
+/// if it is 1.
+pub(crate) fn python(variable: &str, script: &str, arguments: &[&Path]) {
+    let python = std::env::var_os(variable).filter(|python| python != "1");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/onnx").join(script);
+    let output =
+        Command::new(python.unwrap_or_else(|| "python3".into())).arg(script).args(arguments).output();
+    let output = output.unwrap_or_else(|e| panic!("{variable} names no Python: {e}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()));
+}
+
+/// Returns the largest difference, relative to the largest element.
+pub(crate) fn relative_error(found: &HostTensor, wanted: &HostTensor) -> f64 {
+    assert_eq!(found.sizes(), wanted.sizes());
+    let (found, wanted) = (found.to_f64_vec(), wanted.to_f64_vec());
+    let scale = wanted.iter().fold(1e-6, |m: f64, v| m.max(v.abs()));
+    found.iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) / scale
+}
+
+/// The models whose control flow depends on the input's values, with the operations that errors name.
+const REFUSED: &[(&str, &[&str])] = &[
+    ("hebrew-nakdimon", &["Loop (4)", "ReverseSequence (5)"]),
+    ("data-silero_vad", &["If"]),
+    ("silero_vad_op18_ifless", &["If"]),
+];
+
+/// Runs a real model, and returns the output with the largest relative error.
+fn run(path: &str, values: &BTreeMap<String, HostTensor>) -> tensorpack::Result<(f64, String)> {
+    let name = |key: &str| key.replace([':', '+'], "_");
+    let sizes: Vec<(String, Vec<usize>)> = values
+        .iter()
+        .filter_map(|(key, value)| Some((name(key.strip_prefix("in:")?), value.sizes().to_vec())))
+        .collect();
+    let given: Vec<(&str, &[usize])> =
+        sizes.iter().map(|(name, sizes)| (name.as_str(), &sizes[..])).collect();
+    let model = ExportedModel::load_sized(path, &given, SessionOptions::default())?;
+    let inputs: Vec<&HostTensor> =
+        model.inputs().iter().map(|spec| &values[&format!("in:{}", spec.name)]).collect();
+    let outputs = model.predict(&inputs)?;
+    let wanted =
+        |output: &str| values.iter().find(|(key, _)| name(key) == format!("out_{output}")).unwrap().1;
+    let errors =
+        model.outputs().zip(&outputs).map(|(name, y)| (relative_error(y, wanted(name)), name.to_string()));
+    Ok(errors.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap())
+}
+
+/// Compares the models of a folder, which the scripts describe, with their expected outputs. Returns
+/// the numbers of models that agree and that are refused.
+fn compare(folder: &Path) -> [usize; 2] {
+    let (mut failures, mut passed, mut refused) = (Vec::new(), 0, 0);
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "path") {
+            continue;
+        }
+        let name = path.file_stem().unwrap().to_str().unwrap().to_string();
+        let values = read_tensors(path.with_extension("npz"), None).unwrap().into_iter().collect();
+        let model = fs::read_to_string(&path).unwrap();
+        match (run(&model, &values), REFUSED.iter().find(|(refused, _)| *refused == name)) {
+            (Err(e), Some((_, operations))) if e.kind() == ErrorKind::Unsupported => {
+                refused += 1;
+                let missing: Vec<_> = operations.iter().filter(|op| !e.to_string().contains(**op)).collect();
+                if !missing.is_empty() {
+                    failures.push(format!("{name}: the error does not name {missing:?}: {e}"));
+                }
+            }
+            (Ok((error, _)), None) if error < 1e-4 => {
+                passed += 1;
+                println!("{name}: {error:.1e}");
+            }
+            (result, _) => failures.push(format!("{name}: {result:?}")),
+        }
+    }
+    println!("{passed} models agree, {refused} are refused");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    [passed, refused]
+}
+
+/// The packages that `docs/models.md` lists, unpacked in the folder that the variable names.
+#[test]
+fn real_models_agree_with_onnxruntime() {
+    if !opted_in("TENSORPACK_ONNX_MODELS") {
+        return;
+    }
+    let models = std::env::var("TENSORPACK_ONNX_MODELS").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    python("TENSORPACK_ONNXRUNTIME", "run_models.py", &[Path::new(&models), dir.path()]);
+    assert_eq!(compare(dir.path()), [12, 3]);
+}
+
+/// Nets of torchvision and transformers, exported by PyTorch.
+#[test]
+fn exports_of_pytorch_agree_with_pytorch() {
+    if !opted_in("TENSORPACK_TORCH") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    python("TENSORPACK_TORCH", "export_torch.py", &[dir.path()]);
+    assert_eq!(compare(dir.path()), [18, 0]);
+}
+
+/// A node without attributes.
+fn node(op_type: &str, inputs: &[&str], output: &str) -> Message {
+    let message = inputs.iter().fold(Message::new(), |m, input| m.string(1, input));
+    message.string(2, output).string(4, op_type)
+}
+
+/// A float tensor of unknown size.
+fn value(name: &str) -> Message {
+    let shape = Message::new().message(1, &Message::new()).message(1, &Message::new());
+    let tensor = Message::new().int64(1, 1).message(2, &shape);
+    Message::new().string(1, name).message(2, &Message::new().message(1, &tensor))
+}
+
+/// The bytes of a model with these nodes and initializers, from `x` to `y`.
+fn model(nodes: &[Message], initializers: &[Message]) -> Vec<u8> {
+    let graph = nodes.iter().fold(Message::new(), |m, node| m.message(1, node));
+    let graph = initializers.iter().fold(graph, |m, tensor| m.message(5, tensor));
+    let graph = graph.message(11, &value("x")).message(12, &value("y"));
+    let opset = Message::new().string(1, "").int64(2, 17);
+    Message::new().int64(1, 8).message(7, &graph).message(8, &opset).into_bytes()
+}
+
+#[test]
+fn all_unsupported_operations_are_named_with_their_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("net.onnx");
+    let nodes = [
+        node("NonZero", &["x"], "a"),
+        node("Relu", &["x"], "b"),
+        node("NonZero", &["b"], "c"),
+        node("FusedMatMul", &["b", "b"], "y").string(7, "com.microsoft"),
+    ];
+    fs::write(&path, model(&nodes, &[])).unwrap();
+    let e = Module::load(&path).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert_mentions(&e, &["net.onnx", "NonZero (2)", "com.microsoft.FusedMatMul (1)"]);
+    assert!(!e.message().contains("Relu"), "{e}");
+}
+
+#[test]
+fn an_error_names_the_node_of_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("net.onnx");
+    fs::write(&path, model(&[node("Add", &["x", "z"], "y").string(3, "sum7")], &[])).unwrap();
+    let e = ExportedModel::load(&path).map(|_| ()).unwrap_err();
+    assert_mentions(&e, &["Add sum7", "\"z\""]);
+    let e = ExportedModel::load_sized(&path, &[("w", &[1, 2])], SessionOptions::default())
+        .map(|_| ())
+        .unwrap_err();
+    assert_mentions(&e, &["sum7"]);
+}
+
+/// External tensors of a model are read only from its own folder.
+#[test]
+fn tensors_outside_the_folder_of_the_model_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("model");
+    fs::create_dir(&folder).unwrap();
+    for file in [dir.path().join("secret"), folder.join("weights")] {
+        fs::write(file, 1f32.to_le_bytes()).unwrap();
+    }
+    let load = |location: &str, length: &str| {
+        let entry = |key: &str, value: &str| Message::new().string(1, key).string(2, value);
+        let tensor = Message::new().packed_int64(1, [1]).int64(2, 1).string(8, "w");
+        let tensor = tensor.message(13, &entry("location", location)).message(13, &entry("length", length));
+        let path = folder.join("net.onnx");
+        fs::write(&path, model(&[node("Add", &["x", "w"], "y")], &[tensor.int64(14, 1)])).unwrap();
+        Module::load(&path).map(|_| ())
+    };
+    load("weights", "4").unwrap();
+    let absolute = dir.path().join("secret");
+    for outside in ["../secret", "/dev/zero", "a/../../secret", "", absolute.to_str().unwrap()] {
+        let e = load(outside, "4").unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Io);
+        assert_mentions(&e, &["\"w\"", "folder of the model"]);
+    }
+    assert_mentions(load("weights", "4000000000").unwrap_err(), &["too short"]);
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(&absolute, folder.join("link")).unwrap();
+        assert_mentions(load("link", "4").unwrap_err(), &["link", "folder of the model"]);
+    }
+}
+
+/// Weights of a chain of shape arithmetic on unknown sizes: `Reshape(x, Concat(Shape(x)[0], -1))`.
+#[test]
+fn arithmetic_on_shapes_is_folded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("net.onnx");
+    let ints = |name: &str, sizes: &[i64], values: &[i64]| {
+        Message::new()
+            .packed_int64(1, sizes.iter().copied())
+            .int64(2, 7)
+            .packed_int64(7, values.iter().copied())
+            .string(8, name)
+    };
+    let nodes = [
+        node("Shape", &["x"], "shape"),
+        node("Gather", &["shape", "zero"], "batch"),
+        node("Unsqueeze", &["batch", "axes"], "first"),
+        node("Concat", &["first", "rest"], "target")
+            .message(5, &Message::new().string(1, "axis").int64(3, 0).int64(20, 2)),
+        node("Reshape", &["x", "target"], "y"),
+    ];
+    let initializers = [ints("zero", &[], &[0]), ints("axes", &[1], &[0]), ints("rest", &[3], &[1, -1, 1])];
+    fs::write(&path, model(&nodes, &initializers)).unwrap();
+    let model = ExportedModel::load(&path).unwrap();
+    let x = HostTensor::new([2, 3], vec![1f32, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+    let y = model.predict(&[&x]).unwrap().remove(0);
+    assert_eq!(y.sizes(), [2, 1, 3, 1]);
+    assert_eq!(y.as_slice::<f32>().unwrap(), x.as_slice::<f32>().unwrap());
+}
+
+/// A model with weights beside it is read back, and runs in onnxruntime.
+#[test]
+fn a_model_with_external_weights_is_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("net.onnx");
+    let x = TensorSpec::f32("x", [None, Some(40)]);
+    let tower = TowerFunc::new(vec![x], |t, x| vec![Linear::new(20).relu().apply(t, "fc", &x[0]).named("y")]);
+    let predictor = OfflinePredictor::new(PredictConfig::from_tower(tower.unwrap(), ["y"])).unwrap();
+    predictor.export_onnx(&path, &OnnxOptions::default().external_data(true)).unwrap();
+    assert_eq!(fs::metadata(dir.path().join("net.onnx.data")).unwrap().len(), 40 * 20 * 4);
+    let x = HostTensor::new([3, 40], (0..120).map(|i| (i as f32).sin()).collect::<Vec<_>>()).unwrap();
+    let wanted = predictor.predict(&[&x]).unwrap();
+    assert_eq!(ExportedModel::load(&path).unwrap().predict(&[&x]).unwrap(), wanted);
+    if opted_in("TENSORPACK_ONNXRUNTIME") {
+        let values = [("in:x".to_string(), x), ("out:y".to_string(), wanted[0].clone())];
+        tensorpack::io::write_tensors(dir.path().join("net.npz"), &values).unwrap();
+        python("TENSORPACK_ONNXRUNTIME", "check_models.py", &[dir.path()]);
+    }
+}
