@@ -116,7 +116,7 @@ pub trait OpDef: OpIdentity + Debug + Send + Sync {
     }
 
     /// Writes the operation as ONNX nodes, and returns the values of its outputs, for
-    /// [`OfflinePredictor::export_onnx`](crate::predict::OfflinePredictor::export_onnx). An output
+    /// `OfflinePredictor::export_onnx`. An output
     /// that is not [used](ExportCx::is_used) may be any value. The default is an error.
     fn onnx(&self, cx: &mut ExportCx<'_>) -> Result<Vec<Value>> {
         let _ = cx;

@@ -24,6 +24,7 @@ pub(super) fn code_of(dtype: DType) -> i64 {
         DType::F32 => code::FLOAT,
         DType::F64 => code::DOUBLE,
         DType::Bf16 => code::BFLOAT16,
+        DType::F16 => code::FLOAT16,
         DType::I32 => code::INT32,
         DType::I64 => code::INT64,
         DType::U8 => code::UINT8,
@@ -32,7 +33,7 @@ pub(super) fn code_of(dtype: DType) -> i64 {
 }
 
 /// Returns the type in which elements of an ONNX type are computed here. Types without a [`DType`]
-/// get one that holds all their values.
+/// get one that holds all their values; so does f16, since runtimes on CPUs compute it in f32.
 pub(crate) fn dtype_of(code: i64) -> Result<DType> {
     match code {
         code::FLOAT | code::FLOAT16 => Ok(DType::F32),

@@ -289,7 +289,9 @@ fn many_operations() -> Vec<u8> {
         tensor.packed_float(4, vec![0.5; count]).string(8, name)
     };
     let attribute = |name: &str, value: i64| Message::new().string(1, name).int64(3, value).int64(20, 2);
-    let nodes: [(&str, &[&str], &[(&str, i64)]); 18] = [
+    /// The operation, its inputs and its integer attributes.
+    type Node<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, i64)]);
+    let nodes: [Node<'_>; 18] = [
         ("Resize", &["x", "", "scales"], &[]),
         ("Pad", &["x", "pads"], &[]),
         ("Slice", &["x", "starts", "ends", "axes", "steps"], &[]),
