@@ -277,6 +277,9 @@ fn nth_value<'a>(value: &'a mut Value, n: &mut u64) -> Option<&'a mut Value> {
     children(value).into_iter().find_map(|child| nth_value(child, n))
 }
 
+/// The type of an ONNX node, its inputs and its integer attributes.
+type Operation = (&'static str, &'static [&'static str], &'static [(&'static str, i64)]);
+
 /// An ONNX model of operations that are read and never written, each applied to the image `x`.
 fn many_operations() -> Vec<u8> {
     let ints = |name: &str, values: &[i64]| {
@@ -289,7 +292,7 @@ fn many_operations() -> Vec<u8> {
         tensor.packed_float(4, vec![0.5; count]).string(8, name)
     };
     let attribute = |name: &str, value: i64| Message::new().string(1, name).int64(3, value).int64(20, 2);
-    let nodes: [(&str, &[&str], &[(&str, i64)]); 18] = [
+    let nodes: [Operation; 18] = [
         ("Resize", &["x", "", "scales"], &[]),
         ("Pad", &["x", "pads"], &[]),
         ("Slice", &["x", "starts", "ends", "axes", "steps"], &[]),
