@@ -5,7 +5,7 @@
 //! maximum level: `error`, `warn`, `info` (the default), `debug`, or `off`.
 //!
 //! Lines have colors on a terminal, unless the environment variable `NO_COLOR` is set. In a
-//! [quiet](crate::train::RunConfig::quiet) run, standard error gets only warnings and errors.
+//! quiet run (`RunConfig::quiet`), standard error gets only warnings and errors.
 
 use crate::terminal;
 use log::{Level, LevelFilter, Log, Metadata, Record};
