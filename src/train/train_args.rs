@@ -352,7 +352,7 @@ mod tests {
         let (all, none) = (args(all).unwrap(), args("").unwrap());
         let command = Program::command();
         let options: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
-        assert_eq!(options.len(), 14);
+        assert_eq!(options.len(), 15);
         for option in options {
             let option = format!("--{option}");
             let error = all.without(&[&option]).unwrap_err();
