@@ -107,7 +107,7 @@ impl InferenceRunner {
         let processes = self.processes(cx).map_or(1, |group| group.size());
         if let Some(group) = self.processes(cx) {
             let what = format!("runs {}", self.scope);
-            group.barrier_between_steps(&what, None, cx.session().deadline())?;
+            group.barrier_between_steps(&what, "", None, cx.session().deadline())?;
         }
         let mut groups = BatchGroups::open(&self.flow, seed, self.towers.count() * processes)?;
         let mut any = false;

@@ -315,12 +315,13 @@ impl ProcessGroup {
         self.rendezvous.barrier(&format!("{name}/{count}"), timeout)
     }
 
-    /// Waits for all ranks at a place outside of the steps. `what` says what this rank does there,
-    /// such as "saves". Returns an error early if a rank waits for the sums of a step after `step`,
+    /// Waits for all ranks at a place outside of the steps. `what` says what all ranks do there, such
+    /// as "saves", and `with` adds what may differ between them. Returns an error early if a rank waits for the sums of a step after `step`,
     /// or after the last one that this rank has begun: it will not come.
     pub(crate) fn barrier_between_steps(
         &self,
         what: &str,
+        with: &str,
         step: Option<u64>,
         timeout: Duration,
     ) -> Result<()> {
@@ -333,7 +334,7 @@ impl ProcessGroup {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.rendezvous.barrier(&name, left.min(interval)) {
                 Err(e) if e.kind() == ErrorKind::Deadline && left > interval => {
-                    self.check_nobody_trains(what, step)?;
+                    self.check_nobody_trains(&format!("{what} {with}"), step)?;
                     interval = (2 * interval).min(timeout / 8).max(LOOK_AFTER);
                 }
                 Err(e) if e.kind() == ErrorKind::Deadline => {
@@ -350,7 +351,7 @@ impl ProcessGroup {
         let step = step.or_else(|| peers.get(self.rank())?.step);
         let trains = |peer: &&PeerStatus| peer.step > step && peer.activity.starts_with(WAITING);
         let Some(peer) = peers.iter().find(trains) else { return Ok(()) };
-        let why = format!("rank {} {what} while another one trains: {peer}", self.rank());
+        let why = format!("rank {} {} while another one trains: {peer}", self.rank(), what.trim_end());
         Err(Error::argument(why)
             .note("callbacks must do the same in all ranks")
             .note("if only rank 0 has something to do, make the callback chief_only; it can save and stop"))

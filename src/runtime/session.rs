@@ -309,7 +309,8 @@ impl Session {
             // something by itself would exchange tensors with a step of the others.
             let name = |fetch: &Fetch| &*self.graph.nodes()[fetch.node.0 as usize].name;
             let names: Vec<&str> = fetches.iter().map(name).collect();
-            group.barrier_between_steps(&format!("runs {}", names.join(", ")), None, self.deadline())?;
+            // The names differ between ranks: each has towers of its own.
+            group.barrier_between_steps("runs", &names.join(", "), None, self.deadline())?;
         }
         let draw = match kind {
             RunKind::Step => state.run_index,

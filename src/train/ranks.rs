@@ -222,7 +222,7 @@ pub(super) fn gather_variables(
     let deadline = state.session.deadline();
     group.rendezvous().set_activity("saving");
     let step = state.progress.global_step;
-    group.barrier_between_steps(&format!("saves or stops after step {step}"), Some(step), deadline)?;
+    group.barrier_between_steps(&format!("saves or stops after step {step}"), "", Some(step), deadline)?;
     let is_local = |name: &str| !split_tower(name).0.is_empty();
     let own: Vec<(String, HostTensor)> = match group.rank() {
         0 => Vec::new(),
