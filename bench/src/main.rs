@@ -39,6 +39,7 @@ mod scaling_model;
 mod step;
 mod threads;
 mod timed_model;
+mod timing;
 mod towers;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};

@@ -1,7 +1,7 @@
 //! Scaling of the step time with batch size, depth and width.
 
 use crate::classifiers::{self, CLASSES};
-use std::time::Instant;
+use crate::timing::median_seconds;
 use tensorpack::graph::{Fetch, Graph, Tensor, TensorSpec, UPDATE_OPS};
 use tensorpack::nn::{Conv2d, Linear};
 use tensorpack::optim::{Adam, minimize};
@@ -16,9 +16,8 @@ const BLOCKS: [usize; 6] = [1, 2, 3, 5, 7, 9];
 /// Not only powers of two: sizes that do not fill vectors and tiles can be much slower.
 const UNITS: [usize; 12] = [32, 64, 100, 128, 250, 256, 500, 512, 1000, 1024, 2000, 2048];
 const CHANNELS: [usize; 12] = [4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128];
-/// Each size is measured for at least this long, and at least this many times.
+/// Each size is measured for at least this long.
 const SECONDS: f64 = 0.7;
-const STEPS: usize = 5;
 
 /// Measures all sizes and prints one table per dimension.
 pub(crate) fn measure() -> Result<()> {
@@ -82,16 +81,5 @@ fn seconds(batch: usize, sizes: &[usize], net: impl Fn(&TowerContext, &Tensor) -
     let (cost, step) = (Fetch::from(&cost), Fetch::from(&step));
     let session = Session::new(graph.freeze()?)?;
     let step = session.prepare(&[&cost as &dyn IntoFetch, &step])?;
-    let mut outputs = Vec::new();
-    for _ in 0..3 {
-        session.run_prepared(&step, &feeds, &mut outputs)?;
-    }
-    let (began, mut times) = (Instant::now(), Vec::new());
-    while times.len() < STEPS || began.elapsed().as_secs_f64() < SECONDS {
-        let began = Instant::now();
-        session.run_prepared(&step, &feeds, &mut outputs)?;
-        times.push(began.elapsed().as_secs_f64());
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    median_seconds(&session, &step, &feeds, SECONDS)
 }

@@ -2,16 +2,15 @@
 
 use crate::models::Model;
 use crate::step::{Built, one_tower};
-use std::time::Instant;
+use crate::timing::median_seconds;
 use tensorpack::graph::Precision;
 use tensorpack::runtime::cpu::{Isa, Team};
 use tensorpack::runtime::{IntoFetch, Roofline, Session, SessionOptions};
 use tensorpack::{HostTensor, Result};
 
 const MODELS: [Model; 5] = [Model::Mlp, Model::Mnist, Model::Resnet32, Model::Ptb, Model::Dcgan];
-/// Each step is measured for at least this long, and at least this many times.
+/// Each step is measured for at least this long.
 const SECONDS: f64 = 1.5;
-const STEPS: usize = 5;
 
 /// Measures every reference model with these numbers of threads, and prints milliseconds per step
 /// with the speed-up over the first. The machine's own speed-up, of multiply-adds in registers, is
@@ -39,16 +38,5 @@ fn seconds(model: Model, threads: usize) -> Result<f64> {
     let feeds: Vec<(&str, &HostTensor)> = inputs.iter().map(|(name, value)| (name.as_str(), value)).collect();
     let all: Vec<&dyn IntoFetch> = std::iter::once(&cost).chain(&step).map(|f| f as &dyn IntoFetch).collect();
     let step = session.prepare(&all)?;
-    let mut outputs = Vec::new();
-    for _ in 0..3 {
-        session.run_prepared(&step, &feeds, &mut outputs)?;
-    }
-    let (began, mut times) = (Instant::now(), Vec::new());
-    while times.len() < STEPS || began.elapsed().as_secs_f64() < SECONDS {
-        let began = Instant::now();
-        session.run_prepared(&step, &feeds, &mut outputs)?;
-        times.push(began.elapsed().as_secs_f64());
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    median_seconds(&session, &step, &feeds, SECONDS)
 }

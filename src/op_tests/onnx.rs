@@ -1,43 +1,20 @@
 //! Every case as an ONNX model: `onnx.checker` accepts it, onnxruntime computes the same, and so does
 //! the model that is read back.
 
-use super::exported::cases;
+use super::exported::{cases, predictor};
 use super::trials;
-use crate::graph::{Fetch, Graph, Tensor};
 use crate::io::write_tensors;
-use crate::op_cases::{Case, Draw, Input};
 use crate::predict::{ExportedModel, Module, OfflinePredictor, OnnxOptions};
-use crate::runtime::{Session, SessionOptions};
+use crate::runtime::SessionOptions;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
-use tensorpack_tensor::{CounterRng, DType, ErrorKind, HostTensor};
+use tensorpack_tensor::{ErrorKind, HostTensor};
 
 /// The cases that have no ONNX form: dropout, and a sum over unknown dims, which is a gradient.
 const WITHOUT_FORM: &[&str] = &["Attention with drawn dropout", "Attention with dropout", "SumLike"];
 /// The cases whose outputs are random.
 const RANDOM: &[&str] = &["Dropout", "Random"];
-
-/// Returns a trial of a case as a predictor, and its feeds.
-fn predictor(case: &Case, seed: u64) -> (OfflinePredictor, Vec<HostTensor>) {
-    let rng = CounterRng::new(seed, case.name);
-    let choices: Vec<u32> = (0..48).map(|i| rng.word(0, i)).collect();
-    let trial = (case.draw)(&mut Draw::new(&choices));
-    let graph = Graph::new();
-    let names: Vec<String> = (0..trial.inputs.len()).map(|i| format!("x{i}")).collect();
-    let placeholder = |(name, x): (&String, &Input)| x.tensor(&graph, name, DType::F32);
-    let inputs: Vec<Tensor> = names.iter().zip(&trial.inputs).map(placeholder).collect();
-    let outputs = (trial.build)(&inputs);
-    let outputs = outputs.iter().enumerate().map(|(i, y)| (format!("y{i}"), Fetch::from(y))).collect();
-    let total = trial.inputs.iter().map(|x| x.len()).sum();
-    let (mut before, mut fed) = (0, Vec::new());
-    for x in &trial.inputs {
-        fed.push(x.feed(DType::F32, &x.values(&rng, before, total)));
-        before += x.len();
-    }
-    let session = Session::with(graph.freeze().expect("a graph that can be built"), options()).unwrap();
-    (OfflinePredictor::from_session(session, names, outputs).unwrap(), fed)
-}
 
 fn options() -> SessionOptions {
     SessionOptions { threads: Some(1), ..SessionOptions::default() }
@@ -58,7 +35,7 @@ fn every_case_is_written_and_runs_in_onnxruntime() {
     let mut without_form = BTreeSet::new();
     for case in cases().filter(|case| !RANDOM.iter().any(|random| case.name.contains(random))) {
         for seed in 0..u64::from(trials().div_ceil(3)) {
-            let (model, fed) = predictor(&case, seed);
+            let (model, fed) = predictor(&case, seed, false);
             // onnxruntime crashes on some empty tensors.
             if fed.iter().any(HostTensor::is_empty) {
                 continue;
@@ -121,7 +98,7 @@ fn every_case_is_read_back_from_onnx() {
     let (mut failures, mut compared) = (Vec::new(), 0);
     for case in cases().filter(|case| !RANDOM.iter().any(|random| case.name.contains(random))) {
         for seed in 0..u64::from(trials().div_ceil(3)) {
-            let (model, fed) = predictor(&case, seed);
+            let (model, fed) = predictor(&case, seed, false);
             let is_empty = fed.iter().any(HostTensor::is_empty);
             if is_empty || model.export_onnx(&path, &OnnxOptions::default()).is_err() {
                 continue;

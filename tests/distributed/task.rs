@@ -98,7 +98,7 @@ pub(crate) enum Difference {
     WireDtype,
 }
 
-/// What a callback does in one rank alone, in the middle of an epoch unless said otherwise.
+/// What a callback does on a single rank. In the middle of an epoch, unless the name says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum OneSided {
     /// A callback that only rank 0 runs stops training.

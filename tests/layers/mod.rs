@@ -3,6 +3,6 @@
 
 mod bad_input;
 mod batch_norm;
-mod narrow;
+pub(crate) mod narrow;
 mod golden;
 mod models;

@@ -2,10 +2,9 @@
 
 use tensorpack::prelude::*;
 
-/// Builds a network with most kinds of layers on images `[8, 8, 3]`, computing in `dtype`.
-fn cost(t: &TowerContext, image: &Tensor, label: &Tensor, dtype: DType) -> Tensor {
-    let x = image.cast(dtype);
-    let x = Conv2d::new(8, 3).no_bias().apply(t, "conv0", &x);
+/// Returns the logits of a small network with most kinds of layers, for images `[8, 8, 3]`.
+pub(crate) fn most_layers(t: &TowerContext, image: &Tensor) -> Tensor {
+    let x = Conv2d::new(8, 3).no_bias().apply(t, "conv0", image);
     let x = BatchNorm::new().relu().apply(t, "bn", &x).max_pool(2);
     let x = DepthwiseConv2d::new(3).apply(t, "depthwise", &x);
     let x = GroupNorm::new(2).apply(t, "group", &x);
@@ -15,9 +14,7 @@ fn cost(t: &TowerContext, image: &Tensor, label: &Tensor, dtype: DType) -> Tenso
     let (x, _) = Gru::new(6).apply(t, "gru", &x, None);
     let x = LayerNorm::new().last_axis().apply(t, "layer", &x);
     let x = MultiHeadAttention::new(2).apply(t, "attention", &x);
-    let logits = Linear::new(3).apply(t, "fc", &x);
-    assert_eq!(logits.dtype(), dtype);
-    logits.sparse_softmax_cross_entropy(label).mean()
+    Linear::new(3).apply(t, "fc", &x)
 }
 
 /// Returns the costs of 30 steps on the same images.
@@ -26,7 +23,9 @@ fn costs(dtype: DType) -> Vec<f64> {
     let t = TowerContext::training(&graph);
     let image = graph.placeholder(&TensorSpec::f32("image", [None, Some(8), Some(8), Some(3)]));
     let label = graph.placeholder(&TensorSpec::i32("label", [None]));
-    let cost = cost(&t, &image, &label, dtype);
+    let logits = most_layers(&t, &image.cast(dtype));
+    assert_eq!(logits.dtype(), dtype);
+    let cost = logits.sparse_softmax_cross_entropy(&label).mean();
     assert_eq!(cost.dtype(), DType::F32);
     let train = minimize(&cost, &Adam::new(3e-3)).unwrap();
     let session = Session::new(graph.freeze().unwrap()).unwrap();

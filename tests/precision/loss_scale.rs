@@ -1,5 +1,6 @@
 //! Dynamic loss scaling in f16: overflows are skipped and counted, and change nothing else.
 
+use super::overflowing_cost::{OVERFLOWS, cost, optimizer, variables};
 use tensorpack::optim::{LOSS_SCALE, SKIPPED_STEPS};
 use tensorpack::prelude::*;
 use tensorpack::{ErrorKind, Result};
@@ -10,27 +11,6 @@ const GOOD_STEPS: &str = "loss_scale/good_steps";
 fn devices() -> Vec<Device> {
     let xla = tensorpack_testing::plugin_for_tests("cpu").map(|_| "xla:cpu:0".parse().unwrap());
     [Device::Cpu(0), Device::Reference].into_iter().chain(xla).collect()
-}
-
-/// A value of `x` for which the products of [`cost`] overflow in f16 but not in f32.
-const OVERFLOWS: f32 = 60000.0;
-
-/// Returns the cost of a layer, with batch normalization for a state that is no gradient's.
-fn cost(t: &TowerContext, x: &Tensor) -> Tensor {
-    let ones = Init::ones();
-    let y = Linear::new(2).init(ones).apply(t, "fc", x);
-    let y = BatchNorm::new().apply(t, "bn", &y.reshape(&[-1, 1, 1, 2]));
-    (y.square().mean() + (x.matmul(t.variable(VariableSpec::new("w", [3, 1])).value())).mean()).named("cost")
-}
-
-fn optimizer() -> Box<dyn Optimizer> {
-    Accumulate::new(Momentum::new(0.01, 0.9).process(GlobalNormClip::new(10.0)), 2).boxed()
-}
-
-/// The state of all variables of a session, by name.
-fn variables(session: &Session) -> Vec<(String, HostTensor)> {
-    let names = session.graph().variables().iter().map(|v| v.name.clone());
-    names.map(|name| (name.clone(), session.read(&name).unwrap())).collect()
 }
 
 struct Model {

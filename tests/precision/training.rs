@@ -1,22 +1,11 @@
 //! Training in every precision.
 
+use crate::layers::narrow::most_layers;
 use tensorpack::ErrorKind;
 use tensorpack::prelude::*;
 
-/// Builds a small network for images with most kinds of layers, and returns its cost.
 fn cost(t: &TowerContext, image: &Tensor, label: &Tensor) -> Tensor {
-    let x = Conv2d::new(8, 3).no_bias().apply(t, "conv0", image);
-    let x = BatchNorm::new().relu().apply(t, "bn", &x).max_pool(2);
-    let x = DepthwiseConv2d::new(3).apply(t, "depthwise", &x);
-    let x = GroupNorm::new(2).apply(t, "group", &x);
-    let x = PRelu::new().apply(t, "prelu", &Conv2dTranspose::new(4, 2).apply(t, "up", &x));
-    let x = x.reshape(&[-1, 4, 16]);
-    let (x, _) = Lstm::new(6).apply(t, "lstm", &x, None);
-    let (x, _) = Gru::new(6).apply(t, "gru", &x, None);
-    let x = LayerNorm::new().last_axis().apply(t, "layer", &x);
-    let x = MultiHeadAttention::new(2).apply(t, "attention", &x);
-    let logits = Linear::new(3).apply(t, "fc", &x);
-    logits.sparse_softmax_cross_entropy(label).mean()
+    most_layers(t, image).sparse_softmax_cross_entropy(label).mean()
 }
 
 /// Returns the costs of 30 steps on the same images.

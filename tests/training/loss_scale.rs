@@ -1,5 +1,6 @@
 //! Trainers in f16: steps that overflow are skipped and counted.
 
+use crate::overflowing_cost::{OVERFLOWS, cost, optimizer, variables};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use tensorpack::ErrorKind;
@@ -15,27 +16,6 @@ const GOOD_STEPS: &str = "loss_scale/good_steps";
 fn engines() -> Vec<Device> {
     let xla = tensorpack_testing::plugin_for_tests("cpu").map(|_| "xla:cpu:0".parse().unwrap());
     std::iter::once(Device::Cpu(0)).chain(xla).collect()
-}
-
-/// A value of `x` for which the products of [`cost`] overflow in f16 but not in f32.
-const OVERFLOWS: f32 = 60000.0;
-
-/// Returns the cost of a layer, with batch normalization for a state that is no gradient's.
-fn cost(t: &TowerContext, x: &Tensor) -> Tensor {
-    let ones = Init::ones();
-    let y = Linear::new(2).init(ones).apply(t, "fc", x);
-    let y = BatchNorm::new().apply(t, "bn", &y.reshape(&[-1, 1, 1, 2]));
-    (y.square().mean() + (x.matmul(t.variable(VariableSpec::new("w", [3, 1])).value())).mean()).named("cost")
-}
-
-fn optimizer() -> Box<dyn Optimizer> {
-    Accumulate::new(Momentum::new(0.01, 0.9).process(GlobalNormClip::new(10.0)), 2).boxed()
-}
-
-/// The state of all variables of a session, by name.
-fn variables(session: &Session) -> Vec<(String, HostTensor)> {
-    let names = session.graph().variables().iter().map(|v| v.name.clone());
-    names.map(|name| (name.clone(), session.read(&name).unwrap())).collect()
 }
 
 /// The model of [`cost`], trained by a trainer.

@@ -32,6 +32,8 @@ mod named_inputs;
 mod not_finite;
 mod overflow;
 mod overflow_cases;
+#[path = "../precision/overflowing_cost.rs"]
+mod overflowing_cost;
 mod predictors;
 mod processes;
 mod replicas;
