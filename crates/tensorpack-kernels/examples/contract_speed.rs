@@ -1,13 +1,14 @@
 //! Measures the contractions for shapes of typical models, in GFLOP/s and as a share of the peak,
 //! which a loop of fused multiply-adds measures in the same run. Arguments: number of threads
-//! (default 1), then a substring of the shape names to run.
+//! (default 1), a substring of the shape names to run, and an instruction set or `f64`.
 
 use std::time::Instant;
 
 use tensorpack_kernels::{
-    Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa, MatMul, Operands,
-    Roofline, Team,
+    Bf16Contract, Bf16Isa, Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa,
+    MatMul, Operands, Roofline, Team,
 };
+use tensorpack_tensor::DType;
 
 /// Memory aligned to cache lines.
 #[repr(C, align(64))]
@@ -43,35 +44,85 @@ fn best(mut work: impl FnMut()) -> f64 {
     best
 }
 
-fn gflops(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
-    let (rows, cols) = work.out_matrix();
-    let (mut lhs, mut rhs) = (Buffer::new(4 * work.lhs_len()), Buffer::new(4 * work.rhs_len()));
-    let (mut out, mut shared) = (Buffer::new(4 * rows * cols), Buffer::new(work.shared_bytes()));
-    let mut scratch: Vec<Buffer> = (0..team.len()).map(|_| Buffer::new(work.scratch_bytes())).collect();
+/// Runs a chunk of a phase on this memory.
+type RunChunk<'a, T, S> = dyn Fn(usize, usize, Operands<T, S>, &mut [u8]) + Sync + 'a;
+
+/// Measures a contraction with elements of these sizes; `run` runs a chunk of a phase on its
+/// memory.
+fn gflops<T, S>(team: &mut Team, work: &Sizes, run: &RunChunk<'_, T, S>) -> f64 {
+    let (rows, cols) = work.out;
+    let (mut lhs, mut rhs) = (Buffer::new(size_of::<T>() * work.lhs), Buffer::new(size_of::<T>() * work.rhs));
+    let (mut out, mut shared) = (Buffer::new(size_of::<S>() * rows * cols), Buffer::new(work.shared));
+    let mut scratch: Vec<Buffer> = (0..team.len()).map(|_| Buffer::new(work.scratch)).collect();
     let scratch: Vec<usize> = scratch.iter_mut().map(Buffer::address).collect();
     let at = [lhs.address(), rhs.address(), out.address(), shared.address()];
     let seconds = best(|| {
-        for phase in 0..work.phases() {
-            team.run(work.chunks(phase), &|chunk, member| {
+        for (phase, &chunks) in work.chunks.iter().enumerate() {
+            team.run(chunks, &|chunk, member| {
                 let [lhs, rhs, out, shared] = at;
                 let mem = Operands {
-                    lhs: lhs as *const f32,
-                    rhs: rhs as *const f32,
-                    out: out as *mut f32,
+                    lhs: lhs as *const T,
+                    rhs: rhs as *const T,
+                    out: out as *mut S,
                     shared: shared as *mut u8,
                     bias: Bias::NONE,
                 };
-                // SAFETY: the buffers have the sizes that the contraction needs, each member has
-                // its own scratch memory, and `Team::run` waits between phases.
-                unsafe {
-                    let scratch =
-                        std::slice::from_raw_parts_mut(scratch[member] as *mut u8, work.scratch_bytes());
-                    work.run_f32(isa, phase, chunk, mem, scratch, &mut |_| ());
-                }
+                // SAFETY: each member has its own scratch memory of this size.
+                let scratch =
+                    unsafe { std::slice::from_raw_parts_mut(scratch[member] as *mut u8, work.scratch) };
+                run(phase, chunk, mem, scratch);
             });
         }
     });
-    work.flops() / seconds * 1e-9
+    work.flops / seconds * 1e-9
+}
+
+/// The sizes of a contraction.
+struct Sizes {
+    out: (usize, usize),
+    lhs: usize,
+    rhs: usize,
+    chunks: Vec<usize>,
+    shared: usize,
+    scratch: usize,
+    flops: f64,
+}
+
+/// Reads the sizes of a contraction.
+macro_rules! sizes {
+    ($work:expr, $shared:expr) => {
+        Sizes {
+            out: $work.out_matrix(),
+            lhs: $work.lhs_len(),
+            rhs: $work.rhs_len(),
+            chunks: (0..$work.phases()).map(|phase| $work.chunks(phase)).collect(),
+            shared: $shared,
+            scratch: $work.scratch_bytes(),
+            flops: $work.flops(),
+        }
+    };
+}
+
+fn gflops_f32(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
+    gflops(team, &sizes!(work, work.shared_bytes(DType::F32)), &|phase, chunk, mem, scratch| {
+        // SAFETY: the buffers have the sizes that the contraction needs, and `Team::run` waits
+        // between phases.
+        unsafe { work.run_f32(isa, phase, chunk, mem, scratch, &mut |_| ()) }
+    })
+}
+
+fn gflops_f64(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
+    gflops(team, &sizes!(work, work.shared_bytes(DType::F64)), &|phase, chunk, mem, scratch| {
+        // SAFETY: as above.
+        unsafe { work.run_f64(isa, phase, chunk, mem, scratch, &mut |_| ()) }
+    })
+}
+
+fn gflops_bf16(team: &mut Team, isa: Bf16Isa, work: &Bf16Contract) -> f64 {
+    gflops(team, &sizes!(work, work.shared_bytes()), &|phase, chunk, mem, scratch| {
+        // SAFETY: as above.
+        unsafe { work.run(isa, phase, chunk, mem, scratch, &mut |_| ()) }
+    })
 }
 
 fn matmul(threads: usize, [m, n, k]: [usize; 3], lhs_transposed: bool, rhs_transposed: bool) -> MatMul {
@@ -97,8 +148,18 @@ fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv
     }
 }
 
-fn shapes(threads: usize) -> Vec<(String, Box<dyn Contract>)> {
-    let mut all: Vec<(String, Box<dyn Contract>)> = Vec::new();
+/// A contraction in f32 and f64, and in bf16.
+type Shape = (String, Box<dyn Contract>, Bf16Contract);
+
+fn shape<C: Contract + Copy + 'static>(name: String, work: C) -> Shape
+where
+    Bf16Contract: From<C>,
+{
+    (name, Box::new(work), work.into())
+}
+
+fn shapes(threads: usize) -> Vec<Shape> {
+    let mut all: Vec<Shape> = Vec::new();
     for (m, n, k) in [
         (128, 512, 784),
         (128, 512, 1568),
@@ -108,16 +169,16 @@ fn shapes(threads: usize) -> Vec<(String, Box<dyn Contract>)> {
         (700, 2600, 650),
         (700, 10_000, 650),
     ] {
-        all.push((format!("matmul {m}x{k} * {k}x{n}"), Box::new(matmul(threads, [m, n, k], false, false))));
-        all.push((format!("matmul {k}x{m}' * {m}x{n}"), Box::new(matmul(threads, [k, n, m], true, false))));
-        all.push((format!("matmul {m}x{n} * {k}x{n}'"), Box::new(matmul(threads, [m, k, n], false, true))));
+        all.push(shape(format!("matmul {m}x{k} * {k}x{n}"), matmul(threads, [m, n, k], false, false)));
+        all.push(shape(format!("matmul {k}x{m}' * {m}x{n}"), matmul(threads, [k, n, m], true, false)));
+        all.push(shape(format!("matmul {m}x{n} * {k}x{n}'"), matmul(threads, [m, k, n], false, true)));
     }
     for (m, n, k) in [(20, 2600, 650), (20, 650, 2600)] {
         let product = MatMul { rhs_panels: true, ..matmul(threads, [m, n, k], false, false) };
-        all.push((format!("matmul {m}x{k} * {k}x{n} in panels"), Box::new(product)));
+        all.push(shape(format!("matmul {m}x{k} * {k}x{n} in panels"), product));
     }
     for (m, n, k) in [(512, 512, 512), (1024, 1024, 1024), (32, 32, 25088), (1, 512, 784), (128, 1, 512)] {
-        all.push((format!("matmul {m}x{k} * {k}x{n}"), Box::new(matmul(threads, [m, n, k], false, false))));
+        all.push(shape(format!("matmul {m}x{k} * {k}x{n}"), matmul(threads, [m, n, k], false, false)));
     }
     for (size, kernel, stride, [from, to]) in [
         (28, 3, 1, [1, 32]),
@@ -136,12 +197,18 @@ fn shapes(threads: usize) -> Vec<(String, Box<dyn Contract>)> {
         (8, 4, 2, [128, 256]),
         (16, 4, 2, [64, 128]),
         (32, 4, 2, [3, 64]),
+        (32, 3, 1, [20, 20]),
+        (32, 3, 1, [24, 24]),
+        (32, 3, 1, [40, 40]),
+        (32, 3, 1, [48, 48]),
+        (16, 3, 1, [96, 96]),
+        (16, 3, 1, [128, 128]),
     ] {
         let c = conv(size, kernel, stride, [from, to]);
         let name = format!("{kernel}x{kernel}/{stride} {size}x{size} {from}->{to}");
-        all.push((format!("conv {name}"), Box::new(Conv2dForward(c))));
-        all.push((format!("conv input grad {name}"), Box::new(Conv2dInputGrad(c))));
-        all.push((format!("conv filter grad {name}"), Box::new(Conv2dFilterGrad(c))));
+        all.push(shape(format!("conv {name}"), Conv2dForward(c)));
+        all.push(shape(format!("conv input grad {name}"), Conv2dInputGrad(c)));
+        all.push(shape(format!("conv filter grad {name}"), Conv2dFilterGrad(c)));
     }
     all
 }
@@ -151,15 +218,32 @@ fn main() {
     let mut team = Team::new(
         args.next().map_or(1, |a| a.parse().expect("the first argument must be the number of threads")),
     );
-    let only = args.next().unwrap_or_default();
-    for isa in Isa::available().filter(|&isa| isa != Isa::Plain) {
+    let (only, with) = (args.next().unwrap_or_default(), args.next().unwrap_or_default());
+    let (only, with) = (only.as_str(), with.as_str());
+    let report = |name: &str, speed: f64, peak: f64| {
+        println!("{name:36} {speed:7.1} GFLOP/s {:4.0} %", 100.0 * speed / peak);
+    };
+    for isa in
+        Isa::available().filter(|&isa| isa != Isa::Plain && ["", isa.to_string().as_str()].contains(&with))
+    {
         println!("{isa}, {team:?}: peak {:.0} GFLOP/s", Roofline::measure(&mut team, isa).gflops);
-        for (name, work) in shapes(team.len()) {
-            if name.contains(&only) {
-                let speed = gflops(&mut team, isa, &*work);
-                let share = 100.0 * speed / Roofline::measure(&mut team, isa).gflops;
-                println!("{name:36} {speed:7.1} GFLOP/s {share:4.0} %");
-            }
+        for (name, work, _) in shapes(team.len()).iter().filter(|s| s.0.contains(only)) {
+            let speed = gflops_f32(&mut team, isa, &**work);
+            report(name, speed, Roofline::measure(&mut team, isa).gflops);
+        }
+    }
+    for isa in Bf16Isa::available().filter(|isa| ["", isa.to_string().as_str()].contains(&with)) {
+        println!("{isa}, {team:?}: share of the f32 peak");
+        for (name, _, work) in shapes(team.len()).iter().filter(|s| s.0.contains(only)) {
+            let speed = gflops_bf16(&mut team, isa, work);
+            report(name, speed, Roofline::measure(&mut team, Isa::Avx512).gflops);
+        }
+    }
+    if ["", "f64"].contains(&with) {
+        println!("f64, {team:?}: share of the f32 peak");
+        for (name, work, _) in shapes(team.len()).iter().filter(|s| s.0.contains(only)) {
+            let speed = gflops_f64(&mut team, Isa::detect(), &**work);
+            report(name, speed, Roofline::measure(&mut team, Isa::detect()).gflops);
         }
     }
 }

@@ -23,6 +23,7 @@
 //!
 //! ```
 //! use tensorpack_kernels::{Bias, Contract, Isa, MatMul, Operands};
+//! use tensorpack_tensor::DType;
 //!
 //! /// Scratch and shared memory must be aligned to cache lines.
 //! #[derive(Clone)]
@@ -46,7 +47,7 @@
 //! let lhs = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]; // 2 x 3
 //! let rhs = [1.0f32, 0.0, 0.0, 1.0, 1.0, 1.0]; // 3 x 2
 //! let mut out = [0.0f32; 4];
-//! let mut shared = vec![Line([0; 64]); matmul.shared_bytes().div_ceil(64)];
+//! let mut shared = vec![Line([0; 64]); matmul.shared_bytes(DType::F32).div_ceil(64)];
 //! let mut scratch = vec![Line([0; 64]); matmul.scratch_bytes().div_ceil(64)];
 //! let operands = Operands {
 //!     lhs: lhs.as_ptr(),
@@ -75,6 +76,7 @@
 //! - `gemm`: [`Contract`], the interface of contractions; [`MatMul`] with packing, blocking and the
 //!   micro-kernel
 //! - `conv`: [`Conv2d`] and its gradients, direct or by Winograd; depthwise convolution
+//! - `bf16`: [`Bf16Contract`], products and convolutions of bf16 with f32 sums
 //! - [`expr`], `elementwise`: scalar expressions, and [`Map`], which runs one over every element,
 //!   tile by tile
 //! - `reduce`: [`Reduce`], [`Cumsum`], and the check for NaN and infinity ([`all_finite`])
@@ -84,8 +86,8 @@
 //! - `random`: uniform random numbers ([`Random`])
 //! - `attention`: attention and its gradient without stored scores ([`Attention`])
 //! - `team`: the thread team that runs chunks ([`Team`])
-//! - `simd`: detection of instruction sets ([`Isa`]), multiversioned loops, vectors for
-//!   micro-kernels
+//! - `simd`: detection of instruction sets ([`Isa`], [`Bf16Isa`]), multiversioned loops, vectors
+//!   for micro-kernels
 //! - `scalar`: element types, conversions and math functions
 //! - `roofline`: peak GFLOP/s and copy bandwidth of this machine ([`Roofline`])
 //! - `partition`, `sizes`: partitions into chunks, and overflow checks of sizes
@@ -100,6 +102,7 @@ pub mod expr;
 mod scalar;
 mod gemm;
 mod conv;
+mod bf16;
 mod elementwise;
 mod reduce;
 mod pool;
@@ -112,6 +115,7 @@ mod sizes;
 
 pub use argsort::Argsort;
 pub use attention::{Attention, AttentionPass};
+pub use bf16::Bf16Contract;
 pub use conv::{
     Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, DepthwiseFilterGrad, DepthwiseForward,
     DepthwiseInputGrad,
@@ -124,5 +128,5 @@ pub use pool::Pool;
 pub use random::Random;
 pub use reduce::{Cumsum, Extremes, Reduce, ReduceKind, all_finite, extremes};
 pub use roofline::Roofline;
-pub use simd::Isa;
+pub use simd::{Bf16Isa, Isa};
 pub use team::Team;

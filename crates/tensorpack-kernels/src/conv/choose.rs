@@ -6,7 +6,7 @@
 //!
 //! - Winograd F(2x2, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 128 tiles. Outputs
 //!   and input gradients need 24 to 128 channels on both sides; filter gradients need at least 24
-//!   channels on both sides and at most 8192 pairs of channels.
+//!   channels on both sides and at most 9216 pairs of channels.
 //! - Direct for everything else, and for every convolution with `exact` set.
 //!
 //! Depthwise convolutions have loops of their own (`depthwise`), and 1x1 convolutions are folded
@@ -25,7 +25,7 @@ const MIN_TILES: usize = 128;
 const MAX_CHANNELS: usize = 128;
 /// With more pairs of input and output channels, the sums of a filter gradient outgrow the L2
 /// cache.
-const MAX_CHANNEL_PAIRS: usize = 8192;
+const MAX_CHANNEL_PAIRS: usize = 96 * 96;
 
 /// How a convolution or one of its gradients is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

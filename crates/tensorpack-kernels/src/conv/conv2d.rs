@@ -12,9 +12,13 @@ use std::ops::Range;
 use crate::conv::choose::Algorithm;
 use crate::conv::correlation::{Correlation, PACK_COLS};
 use crate::conv::winograd::Winograd;
-use crate::gemm::contract::{Contract, Float, Operands};
-use crate::{Block, Isa};
-use tensorpack_tensor::Result;
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::amx::Amx;
+use crate::gemm::contract::{Contract, Float, Operands, PairContract};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Pairs512;
+use crate::{Bf16Isa, Block, Isa};
+use tensorpack_tensor::{DType, Result};
 
 /// The sizes of a convolution; pairs are (height, width). Elements beyond the edges of the input
 /// are zero; the padding at the high ends follows from `out_size`.
@@ -331,7 +335,7 @@ macro_rules! impl_contract {
                 }
             }
 
-            fn shared_bytes(&self) -> usize {
+            fn shared_bytes(&self, _: DType) -> usize {
                 self.sums().planned().shared_len() * size_of::<f32>()
             }
 
@@ -385,6 +389,33 @@ macro_rules! impl_contract {
             ) {
                 // SAFETY: guaranteed by the caller.
                 unsafe { self.sums().run_plain(phase, chunk, mem, finish) }
+            }
+        }
+
+        impl PairContract for $type {
+            unsafe fn run_pairs(
+                &self,
+                isa: Bf16Isa,
+                phase: usize,
+                chunk: usize,
+                mem: Operands<f32>,
+                scratch: &mut [u8],
+                finish: &mut dyn FnMut(Block),
+            ) {
+                let planned = self.sums().planned();
+                // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
+                #[cfg(target_arch = "x86_64")]
+                unsafe {
+                    match isa {
+                        Bf16Isa::Avx512Bf16 => {
+                            planned.run_fast::<Pairs512>(phase, chunk, mem, scratch, finish)
+                        }
+                        Bf16Isa::Amx => {
+                            Amx::begin_chunk();
+                            planned.run_fast::<Amx>(phase, chunk, mem, scratch, finish)
+                        }
+                    }
+                }
             }
         }
     };

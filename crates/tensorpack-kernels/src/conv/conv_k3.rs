@@ -10,7 +10,7 @@ use std::arch::x86_64::__m512;
 use crate::conv::kernel_table::ConvKernels;
 use crate::gemm::microkernel::{hide_addresses, write_rows};
 use crate::partition;
-use crate::simd::Simd;
+use crate::simd::{Pairs512, Simd};
 
 /// Taps in a row of the filter.
 pub(crate) const TAPS: usize = 3;
@@ -68,7 +68,7 @@ impl ConvK3 {
 }
 
 #[inline(always)]
-unsafe fn conv_k3<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
+unsafe fn conv_k3<V: Simd<Element = f32>, const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
     // SAFETY: the caller guarantees the instructions and every element that sizes and strides
     // reach.
     unsafe {
@@ -123,37 +123,25 @@ unsafe fn avx512<const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
     unsafe { conv_k3::<__m512, PIXELS, VECTORS>(s) }
 }
 
+/// # Safety
+/// Same as [`ConvK3::run`].
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512_bf16<const PIXELS: usize, const VECTORS: usize>(s: &ConvK3) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { conv_k3::<Pairs512, PIXELS, VECTORS>(s) }
+}
+
+/// Builds the table of a kernel for these numbers of pixels.
+macro_rules! table {
+    ($kernel:ident, $vectors:literal: $($pixels:literal)*) => {
+        [$($kernel::<$pixels, $vectors>),*]
+    };
+}
+
 /// Tables of kernels by number of pixels, for one and for two vectors. The latter hold 24 sums, 6
 /// weights and one input element: 31 of 32 registers.
-pub(crate) static AVX512_ONE: [ConvK3Fn; 16] = [
-    avx512::<1, 1>,
-    avx512::<2, 1>,
-    avx512::<3, 1>,
-    avx512::<4, 1>,
-    avx512::<5, 1>,
-    avx512::<6, 1>,
-    avx512::<7, 1>,
-    avx512::<8, 1>,
-    avx512::<9, 1>,
-    avx512::<10, 1>,
-    avx512::<11, 1>,
-    avx512::<12, 1>,
-    avx512::<13, 1>,
-    avx512::<14, 1>,
-    avx512::<15, 1>,
-    avx512::<16, 1>,
-];
-pub(crate) static AVX512_TWO: [ConvK3Fn; 12] = [
-    avx512::<1, 2>,
-    avx512::<2, 2>,
-    avx512::<3, 2>,
-    avx512::<4, 2>,
-    avx512::<5, 2>,
-    avx512::<6, 2>,
-    avx512::<7, 2>,
-    avx512::<8, 2>,
-    avx512::<9, 2>,
-    avx512::<10, 2>,
-    avx512::<11, 2>,
-    avx512::<12, 2>,
-];
+pub(crate) static AVX512_ONE: [ConvK3Fn; 16] = table!(avx512, 1: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
+pub(crate) static AVX512_TWO: [ConvK3Fn; 12] = table!(avx512, 2: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(crate) static AVX512_BF16_ONE: [ConvK3Fn; 16] =
+    table!(avx512_bf16, 1: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16);
+pub(crate) static AVX512_BF16_TWO: [ConvK3Fn; 12] = table!(avx512_bf16, 2: 1 2 3 4 5 6 7 8 9 10 11 12);

@@ -13,7 +13,7 @@ use crate::gemm::contract::{Contract, Float, Operands};
 use crate::simd::lanes::by_lanes;
 use crate::simd::per_isa::per_isa;
 use crate::{Block, Isa};
-use tensorpack_tensor::Result;
+use tensorpack_tensor::{DType, Result};
 
 /// `y = depthwise_conv(x, w)`: the left operand is `x [n, h, w, c]`, the right one `w [kh, kw, c]`.
 /// `in_channels` and `out_channels` are both `c`.
@@ -228,7 +228,7 @@ macro_rules! depthwise {
                 if self.0.$out() == 0 { 0 } else { blocking.groups * blocking.bands }
             }
 
-            fn shared_bytes(&self) -> usize {
+            fn shared_bytes(&self, _: DType) -> usize {
                 0
             }
 

@@ -12,7 +12,7 @@ use crate::partition;
 use crate::simd::lanes::by_lanes;
 use crate::simd::per_isa::per_isa;
 use crate::{Block, Isa};
-use tensorpack_tensor::Result;
+use tensorpack_tensor::{DType, Result};
 
 /// The gradient with respect to `w [kh, kw, c]`: the left operand is `x [n, h, w, c]`, the right
 /// one `dy [n, oh, ow, c]`.
@@ -171,7 +171,7 @@ impl Contract for DepthwiseFilterGrad {
         }
     }
 
-    fn shared_bytes(&self) -> usize {
+    fn shared_bytes(&self, _: DType) -> usize {
         self.groups() * self.0.filter_rows() * size_of::<f32>()
     }
 

@@ -13,10 +13,14 @@ use crate::conv::correlation::Correlation;
 #[cfg(target_arch = "x86_64")]
 use crate::conv::filter_grad_direct;
 use crate::conv::winograd_filter_grad::WinogradFilterGrad;
-use crate::gemm::contract::{Contract, Float, Operands};
+#[cfg(target_arch = "x86_64")]
+use crate::gemm::amx::Amx;
+use crate::gemm::contract::{Contract, Float, Operands, PairContract};
 use crate::partition;
-use crate::{Block, Isa};
-use tensorpack_tensor::Result;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Pairs512;
+use crate::{Bf16Isa, Block, Isa};
+use tensorpack_tensor::{DType, Result};
 
 /// The gradient with respect to `w`: the left operand is `x [n, h, w, in]`, the right one `dy [n,
 /// oh, ow, out]`.
@@ -235,7 +239,7 @@ impl Contract for Conv2dFilterGrad {
         }
     }
 
-    fn shared_bytes(&self) -> usize {
+    fn shared_bytes(&self, _: DType) -> usize {
         let c = self.conv();
         if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
             return winograd.shared_len() * size_of::<f32>();
@@ -297,5 +301,32 @@ impl Contract for Conv2dFilterGrad {
     ) {
         // SAFETY: guaranteed by the caller.
         unsafe { run_plain(&self.conv(), phase, chunk, mem, finish) }
+    }
+}
+
+impl PairContract for Conv2dFilterGrad {
+    unsafe fn run_pairs(
+        &self,
+        isa: Bf16Isa,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<f32>,
+        scratch: &mut [u8],
+        finish: &mut dyn FnMut(Block),
+    ) {
+        let c = self.conv();
+        // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            match isa {
+                Bf16Isa::Avx512Bf16 => {
+                    filter_grad_direct::run::<Pairs512>(&c, phase, chunk, mem, scratch, finish)
+                }
+                Bf16Isa::Amx => {
+                    Amx::begin_chunk();
+                    filter_grad_direct::run::<Amx>(&c, phase, chunk, mem, scratch, finish)
+                }
+            }
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::conv::conv_k3::TAPS;
 use crate::conv::kernel_table::ConvKernels;
 use crate::gemm::microkernel::write_rows;
 use crate::partition;
-use crate::simd::Simd;
+use crate::simd::{Pairs512, Simd};
 
 /// A sum over pixels of some images, for three taps, a run of input channels and up to two vectors
 /// of output channels; strides are in elements.
@@ -69,7 +69,7 @@ struct Sums<V, const CHANNELS: usize, const VECTORS: usize> {
     under: [[V; VECTORS]; TAPS],
 }
 
-impl<V: Simd, const CHANNELS: usize, const VECTORS: usize> Sums<V, CHANNELS, VECTORS> {
+impl<V: Simd<Element = f32>, const CHANNELS: usize, const VECTORS: usize> Sums<V, CHANNELS, VECTORS> {
     /// Accumulates one pixel of the image at `a`, under taps `FIRST..LAST`; with tap 0 the next
     /// output's gradient is loaded from `b`.
     #[inline(always)]
@@ -102,7 +102,9 @@ impl<V: Simd, const CHANNELS: usize, const VECTORS: usize> Sums<V, CHANNELS, VEC
 }
 
 #[inline(always)]
-unsafe fn filter_grad_k3<V: Simd, const CHANNELS: usize, const VECTORS: usize>(s: &FilterGradK3) {
+unsafe fn filter_grad_k3<V: Simd<Element = f32>, const CHANNELS: usize, const VECTORS: usize>(
+    s: &FilterGradK3,
+) {
     // SAFETY: the caller guarantees the instructions and every element that sizes and strides
     // reach.
     unsafe {
@@ -144,17 +146,24 @@ unsafe fn avx512<const CHANNELS: usize, const VECTORS: usize>(s: &FilterGradK3) 
     unsafe { filter_grad_k3::<__m512, CHANNELS, VECTORS>(s) }
 }
 
+/// # Safety
+/// Same as [`FilterGradK3::run`].
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512_bf16<const CHANNELS: usize, const VECTORS: usize>(s: &FilterGradK3) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { filter_grad_k3::<Pairs512, CHANNELS, VECTORS>(s) }
+}
+
+/// Builds the table of a kernel for these numbers of input channels.
+macro_rules! table {
+    ($kernel:ident, $vectors:literal: $($channels:literal)*) => {
+        [$($kernel::<$channels, $vectors>),*]
+    };
+}
+
 /// Tables of kernels by number of input channels, for one and for two vectors: 24 sums, the
 /// gradients of three outputs and one input element fill the registers.
-pub(crate) static AVX512_ONE: [FilterGradK3Fn; 8] = [
-    avx512::<1, 1>,
-    avx512::<2, 1>,
-    avx512::<3, 1>,
-    avx512::<4, 1>,
-    avx512::<5, 1>,
-    avx512::<6, 1>,
-    avx512::<7, 1>,
-    avx512::<8, 1>,
-];
-pub(crate) static AVX512_TWO: [FilterGradK3Fn; 4] =
-    [avx512::<1, 2>, avx512::<2, 2>, avx512::<3, 2>, avx512::<4, 2>];
+pub(crate) static AVX512_ONE: [FilterGradK3Fn; 8] = table!(avx512, 1: 1 2 3 4 5 6 7 8);
+pub(crate) static AVX512_TWO: [FilterGradK3Fn; 4] = table!(avx512, 2: 1 2 3 4);
+pub(crate) static AVX512_BF16_ONE: [FilterGradK3Fn; 8] = table!(avx512_bf16, 1: 1 2 3 4 5 6 7 8);
+pub(crate) static AVX512_BF16_TWO: [FilterGradK3Fn; 4] = table!(avx512_bf16, 2: 1 2 3 4);

@@ -7,18 +7,19 @@ use std::arch::x86_64::{__m256, __m512};
 use std::ptr;
 
 use crate::conv::kernel_table::ConvKernels;
+use crate::gemm::amx::{Amx, Rows};
 use crate::gemm::microkernel::{Tile, hide_addresses, write_rows};
 use crate::partition;
-use crate::simd::Simd;
+use crate::simd::{Pairs256, Pairs512, Simd};
 
 /// The most pixels of any instruction set.
-const MAX_PIXELS: usize = 12;
+const MAX_PIXELS: usize = 32;
 
 /// A tile in which each row has its own input and output address.
 #[derive(Clone, Copy)]
 pub(crate) struct StridedRowsTile<'a> {
     /// The sums; its `a`, `c` and row strides are not used.
-    tile: &'a Tile,
+    pub(crate) tile: &'a Tile,
     /// The first input element of each pixel; the steps of a sum are contiguous.
     a: [*const f32; MAX_PIXELS],
     /// The output address of each pixel.
@@ -38,15 +39,14 @@ impl StridedRowsTile<'_> {
         mut pixels: impl Iterator<Item = (*const f32, *mut f32)>,
         count: usize,
     ) {
-        let kernels = V::strided_rows(tile.cols.div_ceil(V::LANES));
         let mut rows =
             StridedRowsTile { tile, a: [ptr::null(); MAX_PIXELS], c: [ptr::null_mut(); MAX_PIXELS] };
-        for part in partition::parts(count, kernels.len()).filter(|part| !part.is_empty()) {
+        for part in partition::parts(count, V::MAX_STRIDED_ROWS).filter(|part| !part.is_empty()) {
             for (p, (a, c)) in pixels.by_ref().take(part.len()).enumerate() {
                 (rows.a[p], rows.c[p]) = (a, c);
             }
             // SAFETY: guaranteed by the caller; the kernel touches only the pixels of this part.
-            unsafe { kernels[part.len() - 1](&rows) }
+            unsafe { V::run_strided_rows(&rows, part.len()) }
         }
     }
 }
@@ -56,7 +56,7 @@ const UNROLL: usize = 4;
 
 /// One step: `acc[pixel] += a[pixel] * b`.
 #[inline(always)]
-unsafe fn step<V: Simd, const PIXELS: usize, const VECTORS: usize>(
+unsafe fn step<V: Simd<Element = f32>, const PIXELS: usize, const VECTORS: usize>(
     acc: &mut [[V; VECTORS]; PIXELS],
     a: &[*const f32; PIXELS],
     offset: usize,
@@ -85,7 +85,9 @@ unsafe fn step<V: Simd, const PIXELS: usize, const VECTORS: usize>(
 }
 
 #[inline(always)]
-unsafe fn strided_rows<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
+unsafe fn strided_rows<V: Simd<Element = f32>, const PIXELS: usize, const VECTORS: usize>(
+    s: &StridedRowsTile<'_>,
+) {
     let t = s.tile;
     // SAFETY: the caller guarantees the instructions and every element that sizes and strides
     // reach.
@@ -120,6 +122,15 @@ unsafe fn strided_rows<V: Simd, const PIXELS: usize, const VECTORS: usize>(s: &S
     }
 }
 
+/// The kernel of AMX for the first `pixels` pixels.
+///
+/// # Safety
+/// Same as [`Tile::run`], for every pixel.
+pub(crate) unsafe fn amx(s: &StridedRowsTile<'_>, pixels: usize) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { Amx::run_rows(s.tile, Rows { a: &s.a[..pixels], c: &s.c[..pixels] }) }
+}
+
 /// # Safety
 /// Same as [`Tile::run`], for every pixel.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -131,6 +142,20 @@ unsafe fn avx512<const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<
             1 if s.tile.cols > 8 => strided_rows::<__m256, PIXELS, 2>(s),
             1 => strided_rows::<__m256, PIXELS, 1>(s),
             _ => strided_rows::<__m512, PIXELS, VECTORS>(s),
+        }
+    }
+}
+
+/// # Safety
+/// Same as [`Tile::run`], for every pixel.
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512_bf16<const PIXELS: usize, const VECTORS: usize>(s: &StridedRowsTile<'_>) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match VECTORS {
+            1 if s.tile.cols > 8 => strided_rows::<Pairs256, PIXELS, 2>(s),
+            1 => strided_rows::<Pairs256, PIXELS, 1>(s),
+            _ => strided_rows::<Pairs512, PIXELS, VECTORS>(s),
         }
     }
 }
@@ -151,5 +176,6 @@ macro_rules! table {
         [[$($kernel::<$pixels, 1> as StridedRowsFn),*], [$($kernel::<$pixels, 2>),*]]
     };
 }
-pub(crate) static AVX512: [[StridedRowsFn; MAX_PIXELS]; 2] = table!(avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(crate) static AVX512: [[StridedRowsFn; 12]; 2] = table!(avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(crate) static AVX512_BF16: [[StridedRowsFn; 12]; 2] = table!(avx512_bf16: 1 2 3 4 5 6 7 8 9 10 11 12);
 pub(crate) static AVX2: [[StridedRowsFn; 6]; 2] = table!(avx2: 1 2 3 4 5 6);

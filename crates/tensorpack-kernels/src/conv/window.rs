@@ -84,7 +84,9 @@ impl Images {
                     let (runs, len) =
                         if gap > 0 { (within, self.channels) } else { (1, within * self.channels) };
                     for run in 0..runs {
-                        ptr::copy_nonoverlapping(from.add(run * len), to.add(run * pixel), len);
+                        // Bytes, because bf16 pairs need not be aligned like f32.
+                        let (from, to) = (from.add(run * len).cast::<u8>(), to.add(run * pixel).cast());
+                        ptr::copy_nonoverlapping(from, to, len * size_of::<f32>());
                     }
                 }
             }

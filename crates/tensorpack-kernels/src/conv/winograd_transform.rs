@@ -122,7 +122,7 @@ pub(crate) mod transforms {
     }
 
     #[inline(always)]
-    unsafe fn filter_line<V: Simd>(g: [V; 3], half: V) -> [V; 4] {
+    unsafe fn filter_line<V: Simd<Element = f32>>(g: [V; 3], half: V) -> [V; 4] {
         // SAFETY: the caller has the instructions.
         unsafe {
             let (outer, middle) = (g[0].add(g[2]).mul(half), g[1].mul(half));
@@ -131,25 +131,25 @@ pub(crate) mod transforms {
     }
 
     #[inline(always)]
-    unsafe fn input_line<V: Simd>(d: [V; 4]) -> [V; 4] {
+    unsafe fn input_line<V: Simd<Element = f32>>(d: [V; 4]) -> [V; 4] {
         // SAFETY: the caller has the instructions.
         unsafe { [d[0].sub(d[2]), d[1].add(d[2]), d[2].sub(d[1]), d[1].sub(d[3])] }
     }
 
     #[inline(always)]
-    unsafe fn output_line<V: Simd>(m: [V; 4]) -> [V; 2] {
+    unsafe fn output_line<V: Simd<Element = f32>>(m: [V; 4]) -> [V; 2] {
         // SAFETY: the caller has the instructions.
         unsafe { [m[0].add(m[1]).add(m[2]), m[1].sub(m[2]).sub(m[3])] }
     }
 
     #[inline(always)]
-    unsafe fn gradient_line<V: Simd>(d: [V; 2]) -> [V; 4] {
+    unsafe fn gradient_line<V: Simd<Element = f32>>(d: [V; 2]) -> [V; 4] {
         // SAFETY: the caller has the instructions.
         unsafe { [d[0], d[0].add(d[1]), d[0].sub(d[1]), V::zero().sub(d[1])] }
     }
 
     #[inline(always)]
-    unsafe fn taps_line<V: Simd>(u: [V; 4], half: V) -> [V; 3] {
+    unsafe fn taps_line<V: Simd<Element = f32>>(u: [V; 4], half: V) -> [V; 3] {
         // SAFETY: the caller has the instructions.
         unsafe {
             let (sum, difference) = (u[1].add(u[2]).mul(half), u[1].sub(u[2]).mul(half));
@@ -160,7 +160,12 @@ pub(crate) mod transforms {
     /// Writes the columns of a transformed tile to its 16 planes. Unrolled by hand, so that all
     /// stay in registers.
     #[inline(always)]
-    unsafe fn store_tile<V: Simd>(columns: [[V; 4]; 4], to: *mut f32, plane: usize, lanes: usize) {
+    unsafe fn store_tile<V: Simd<Element = f32>>(
+        columns: [[V; 4]; 4],
+        to: *mut f32,
+        plane: usize,
+        lanes: usize,
+    ) {
         macro_rules! planes {
             ($($plane:literal)*) => {$(
                 // SAFETY: guaranteed by the caller.
@@ -171,7 +176,7 @@ pub(crate) mod transforms {
     }
 
     #[inline(always)]
-    unsafe fn filter<V: Simd>(taps: *const f32, len: usize, to: *mut f32, plane: usize) {
+    unsafe fn filter<V: Simd<Element = f32>>(taps: *const f32, len: usize, to: *mut f32, plane: usize) {
         for at in (0..len).step_by(V::LANES) {
             // SAFETY: guaranteed by the caller.
             unsafe {
@@ -188,7 +193,12 @@ pub(crate) mod transforms {
     }
 
     #[inline(always)]
-    unsafe fn input<V: Simd>(pixels: &[*const f32; PLANES], channels: usize, to: *mut f32, plane: usize) {
+    unsafe fn input<V: Simd<Element = f32>>(
+        pixels: &[*const f32; PLANES],
+        channels: usize,
+        to: *mut f32,
+        plane: usize,
+    ) {
         for at in (0..channels).step_by(V::LANES) {
             let lanes = (channels - at).min(V::LANES);
             // SAFETY: guaranteed by the caller.
@@ -205,7 +215,7 @@ pub(crate) mod transforms {
     }
 
     #[inline(always)]
-    unsafe fn output<V: Simd>(tile: &OutputTile, from: *const f32, plane: usize) {
+    unsafe fn output<V: Simd<Element = f32>>(tile: &OutputTile, from: *const f32, plane: usize) {
         for at in (0..tile.cols).step_by(V::LANES) {
             let lanes = (tile.cols - at).min(V::LANES);
             // SAFETY: guaranteed by the caller; rows of products are whole vectors.
@@ -235,7 +245,12 @@ pub(crate) mod transforms {
     }
 
     #[inline(always)]
-    unsafe fn gradient<V: Simd>(pixels: &[*const f32; 4], channels: usize, to: *mut f32, plane: usize) {
+    unsafe fn gradient<V: Simd<Element = f32>>(
+        pixels: &[*const f32; 4],
+        channels: usize,
+        to: *mut f32,
+        plane: usize,
+    ) {
         for at in (0..channels).step_by(V::LANES) {
             let lanes = (channels - at).min(V::LANES);
             // SAFETY: guaranteed by the caller; the planes have room for whole vectors.
@@ -249,7 +264,7 @@ pub(crate) mod transforms {
     }
 
     #[inline(always)]
-    unsafe fn taps<V: Simd>(sums: &Partials, to: *mut f32, tap: usize) {
+    unsafe fn taps<V: Simd<Element = f32>>(sums: &Partials, to: *mut f32, tap: usize) {
         for at in (0..sums.cols).step_by(V::LANES) {
             let lanes = (sums.cols - at).min(V::LANES);
             // SAFETY: guaranteed by the caller; the parts have whole vectors.

@@ -4,7 +4,7 @@ use crate::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::microkernel::{Prefetch, Tile, TileKernels};
 #[cfg(target_arch = "x86_64")]
-use crate::gemm::pack;
+use crate::gemm::pack::{self, PackElement};
 use crate::scalar::Number;
 use crate::simd::per_isa::per_isa;
 
@@ -89,17 +89,14 @@ impl Real for f32 {
         cols: usize,
         dst: *mut f32,
     ) {
-        #[cfg(target_arch = "x86_64")]
-        if isa != Isa::Plain {
-            for col in (0..cols).step_by(PANEL) {
-                let (src, dst) = (src.wrapping_add(col * stride), dst.wrapping_add(col * steps));
-                // SAFETY: guaranteed by the caller; every other instruction set includes AVX2.
-                unsafe { pack::pack_columns(src, stride, steps, (cols - col).min(PANEL), dst, PANEL) }
+        // SAFETY: guaranteed by the caller; every instruction set but the plain one includes AVX2.
+        unsafe {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 | Isa::Avx512 => pack_panels(src, stride, steps, cols, dst),
+                _ => pack_one_by_one(src, stride, steps, cols, dst),
             }
-            return;
         }
-        // SAFETY: guaranteed by the caller.
-        unsafe { pack_one_by_one(src, stride, steps, cols, dst) }
     }
 }
 
@@ -110,19 +107,44 @@ impl Real for f64 {
 
     unsafe fn multiply(isa: Isa, product: &BlockProduct<f64>) {
         // SAFETY: guaranteed by the caller.
-        unsafe { multiply_rows(isa, product) }
+        unsafe {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => multiply_tiles::<std::arch::x86_64::__m512d>(product),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => multiply_tiles::<std::arch::x86_64::__m256d>(product),
+                _ => multiply_rows(isa, product),
+            }
+        }
     }
 
     unsafe fn pack_transposed(
-        _: Isa,
+        isa: Isa,
         src: *const f64,
         stride: usize,
         steps: usize,
         cols: usize,
         dst: *mut f64,
     ) {
+        // SAFETY: guaranteed by the caller; every instruction set but the plain one includes AVX2.
+        unsafe {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 | Isa::Avx512 => pack_panels(src, stride, steps, cols, dst),
+                _ => pack_one_by_one(src, stride, steps, cols, dst),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// AVX2; otherwise the same as [`Real::pack_transposed`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn pack_panels<T: PackElement>(src: *const T, stride: usize, steps: usize, cols: usize, dst: *mut T) {
+    for col in (0..cols).step_by(PANEL) {
+        let (src, dst) = (src.wrapping_add(col * stride), dst.wrapping_add(col * steps));
         // SAFETY: guaranteed by the caller.
-        unsafe { pack_one_by_one(src, stride, steps, cols, dst) }
+        unsafe { pack::pack_columns(src, stride, steps, (cols - col).min(PANEL), dst, PANEL) }
     }
 }
 
@@ -143,7 +165,7 @@ unsafe fn pack_one_by_one<T: Number>(src: *const T, stride: usize, steps: usize,
 /// # Safety
 /// The CPU supports the instructions of `V`; otherwise the same as [`Real::multiply`].
 #[cfg(target_arch = "x86_64")]
-unsafe fn multiply_tiles<V: TileKernels>(p: &BlockProduct<f32>) {
+unsafe fn multiply_tiles<V: TileKernels>(p: &BlockProduct<V::Element>) {
     let along_k = p.a_step == 1;
     for panel in (0..p.n).step_by(PANEL) {
         let end = (panel + PANEL).min(p.n);

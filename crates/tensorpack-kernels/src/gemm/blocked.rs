@@ -6,13 +6,13 @@
 //! contiguous, which suits the micro-kernel as well as packed rows do; otherwise an earlier phase
 //! has packed it, tile by tile.
 
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 
 use crate::Block;
 use crate::gemm::contract::Operands;
 use crate::gemm::matmul::{DEPTH, MatMul, Part, Stage};
 use crate::gemm::microkernel::{Prefetch, Tile, TileKernels, sum_partials};
-use crate::gemm::pack;
+use crate::gemm::pack::{self, PackElement};
 use crate::partition;
 
 /// Runs one chunk of a folded product.
@@ -20,16 +20,16 @@ use crate::partition;
 /// # Safety
 /// The CPU supports the instructions of `V`, and the conditions of
 /// [`Contract::run_f32`](crate::Contract::run_f32) hold.
-pub(crate) unsafe fn run<V: TileKernels>(
+pub(crate) unsafe fn run<V: TileKernels<Element: PackElement + AddAssign>>(
     product: &MatMul,
     phase: usize,
     chunk: usize,
-    mem: Operands<f32>,
+    mem: Operands<V::Element>,
     scratch: &mut [u8],
     finish: &mut dyn FnMut(Block),
 ) {
     let blocking = product.blocking();
-    let shared = mem.shared.cast::<f32>();
+    let shared = mem.shared.cast::<V::Element>();
     let out_len = product.batch * product.m * product.n;
     match MatMul::stage(&blocking, phase) {
         Stage::PackLhs => {
@@ -79,25 +79,25 @@ pub(crate) unsafe fn run<V: TileKernels>(
 /// Returns the number of columns of every panel but the last.
 fn tile_cols<V: TileKernels>(product: &MatMul) -> usize {
     // A wider panel would split the few rows into more tiles, and every tile reads the whole panel.
-    let few = product.m <= 2 * V::tiles(2, true).len();
+    let few = product.m <= 2 * V::max_rows(2, true);
     let widest = if product.rhs_panels || few { 2 * V::LANES } else { V::MAX_COLS };
     pack::width(product.n, V::LANES).min(widest)
 }
 
 /// Returns the maximum number of rows of a tile.
 fn tile_rows<V: TileKernels>(product: &MatMul) -> usize {
-    V::tiles(tile_cols::<V>(product) / V::LANES, !product.lhs_transposed).len()
+    V::max_rows(tile_cols::<V>(product) / V::LANES, !product.lhs_transposed)
 }
 
 /// # Safety
 /// Same as [`run`]; `mem.out` is the matrix that receives the part, and `mem.lhs` the left operand,
 /// packed or not.
-unsafe fn multiply<V: TileKernels>(
+unsafe fn multiply<V: TileKernels<Element: PackElement>>(
     product: &MatMul,
     part: &Part,
     slice: Range<usize>,
     packed_lhs: bool,
-    mem: Operands<f32>,
+    mem: Operands<V::Element>,
     scratch: &mut [u8],
 ) {
     let (lhs_batch, lhs_row, lhs_step) = product.lhs_strides();
@@ -105,7 +105,7 @@ unsafe fn multiply<V: TileKernels>(
     let lhs = mem.lhs.wrapping_add(part.batch * lhs_batch);
     let rhs = mem.rhs.wrapping_add(part.batch * rhs_batch);
     let out = mem.out.wrapping_add((part.batch * product.m + part.rows.start) * product.n);
-    let packed = scratch.as_mut_ptr().cast::<f32>();
+    let packed = scratch.as_mut_ptr().cast::<V::Element>();
     let tile_rows = tile_rows::<V>(product);
     let tiles = part.rows.len().div_ceil(tile_rows);
     let widest = tile_cols::<V>(product);

@@ -7,8 +7,8 @@
 use std::fmt::Debug;
 use std::ops::{AddAssign, Mul};
 
-use crate::simd::Isa;
-use tensorpack_tensor::Result;
+use crate::simd::{Bf16Isa, Isa};
+use tensorpack_tensor::{DType, Result};
 
 /// A rectangle of a kernel's output matrix: the output itself for a matrix product, pixels by
 /// channels for a convolution. Kernels report each block as it becomes final, while it is still in
@@ -21,21 +21,21 @@ pub struct Block {
     pub cols: std::ops::Range<usize>,
 }
 
-/// The memory that one contraction reads and writes.
+/// The memory that one contraction reads and writes: operands of type `T`, sums of type `S`.
 #[derive(Clone, Copy, Debug)]
-pub struct Operands<T> {
+pub struct Operands<T, S = T> {
     /// The left operand, dense.
     pub lhs: *const T,
     /// The right operand, dense.
     pub rhs: *const T,
     /// The output, dense; its previous contents are ignored.
-    pub out: *mut T,
+    pub out: *mut S,
     /// [`Contract::shared_bytes`] bytes, aligned to 64, the same memory for all phases and chunks
     /// of one run.
     pub shared: *mut u8,
     /// The epilogue applied to sums as they are written. Must be [`Bias::NONE`] unless the
     /// contraction [supports it](Contract::takes_bias).
-    pub bias: Bias<T>,
+    pub bias: Bias<S>,
 }
 
 /// The most common epilogue: bias and ReLU, cheapest in the loop that writes the sums.
@@ -86,9 +86,9 @@ pub trait Contract: Debug + Send + Sync {
     /// Returns the number of independent chunks of a phase.
     fn chunks(&self, phase: usize) -> usize;
 
-    /// Returns the bytes of memory that all chunks share (packed weights, partial sums). Its
-    /// initial contents are ignored.
-    fn shared_bytes(&self) -> usize;
+    /// Returns the bytes of memory that all chunks share (packed weights, partial sums) if the sums
+    /// are f32 or f64. Its initial contents are ignored.
+    fn shared_bytes(&self, dtype: DType) -> usize;
 
     /// Returns the bytes of scratch memory each thread needs. Its initial contents are ignored.
     fn scratch_bytes(&self) -> usize;
@@ -124,7 +124,7 @@ pub trait Contract: Debug + Send + Sync {
         finish: &mut dyn FnMut(Block),
     );
 
-    /// Like [`Contract::run_f32`] in double precision, always with the reference loops.
+    /// Like [`Contract::run_f32`] in double precision; convolutions always use the reference loops.
     ///
     /// # Safety
     /// Same as [`Contract::run_f32`].
@@ -134,6 +134,26 @@ pub trait Contract: Debug + Send + Sync {
         phase: usize,
         chunk: usize,
         mem: Operands<f64>,
+        scratch: &mut [u8],
+        finish: &mut dyn FnMut(Block),
+    );
+}
+
+/// A contraction that can also sum the products of bf16 pairs.
+pub(crate) trait PairContract: Contract {
+    /// Like [`Contract::run_f32`] on operands whose elements, typed as f32, are pairs of bf16: two
+    /// neighboring terms of a sum, the first in the low half. The sizes of this contraction count
+    /// pairs. It never uses Winograd.
+    ///
+    /// # Safety
+    /// Same as [`Contract::run_f32`]; convolutions have `exact` set. Operands need only the
+    /// alignment of bf16.
+    unsafe fn run_pairs(
+        &self,
+        isa: Bf16Isa,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<f32>,
         scratch: &mut [u8],
         finish: &mut dyn FnMut(Block),
     );

@@ -8,11 +8,15 @@
 use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
+use crate::gemm::amx::Amx;
+#[cfg(target_arch = "x86_64")]
 use crate::gemm::blocked;
-use crate::gemm::contract::{Contract, Float, Operands};
+use crate::gemm::contract::{Contract, Float, Operands, PairContract};
 use crate::partition;
-use crate::{Block, Isa};
-use tensorpack_tensor::Result;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Pairs512;
+use crate::{Bf16Isa, Block, Isa};
+use tensorpack_tensor::{DType, Result};
 
 /// `out[b, m, n] = sum over k of lhs[b, m, k] * rhs[b, k, n]`. The output matrix has `batch * m`
 /// rows.
@@ -374,12 +378,12 @@ impl Contract for MatMul {
         }
     }
 
-    fn shared_bytes(&self) -> usize {
+    fn shared_bytes(&self, dtype: DType) -> usize {
         let folded = self.folded();
         let blocking = folded.blocking();
         let packed = if blocking.packs_lhs { self.lhs_len() } else { 0 };
         let partial = if blocking.slices > 1 { blocking.slices * self.batch * self.m * self.n } else { 0 };
-        (packed + partial) * size_of::<f32>()
+        (packed + partial) * dtype.size()
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -419,14 +423,54 @@ impl Contract for MatMul {
 
     unsafe fn run_f64(
         &self,
-        _isa: Isa,
+        isa: Isa,
         phase: usize,
         chunk: usize,
         mem: Operands<f64>,
-        _scratch: &mut [u8],
+        scratch: &mut [u8],
         finish: &mut dyn FnMut(Block),
     ) {
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.folded().run_plain(phase, chunk, mem, finish) }
+        let folded = self.folded();
+        debug_assert!(scratch.len() >= self.scratch_bytes());
+        // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`. The widest
+        // panel of f64 has as many bytes as that of f32.
+        unsafe {
+            match isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => {
+                    blocked::run::<std::arch::x86_64::__m512d>(&folded, phase, chunk, mem, scratch, finish)
+                }
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => {
+                    blocked::run::<std::arch::x86_64::__m256d>(&folded, phase, chunk, mem, scratch, finish)
+                }
+                _ => folded.run_plain(phase, chunk, mem, finish),
+            }
+        }
+    }
+}
+
+impl PairContract for MatMul {
+    unsafe fn run_pairs(
+        &self,
+        isa: Bf16Isa,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<f32>,
+        scratch: &mut [u8],
+        finish: &mut dyn FnMut(Block),
+    ) {
+        let folded = self.folded();
+        // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            match isa {
+                Bf16Isa::Avx512Bf16 => blocked::run::<Pairs512>(&folded, phase, chunk, mem, scratch, finish),
+                Bf16Isa::Amx => {
+                    Amx::begin_chunk();
+                    blocked::run::<Amx>(&folded, phase, chunk, mem, scratch, finish)
+                }
+            }
+        }
     }
 }

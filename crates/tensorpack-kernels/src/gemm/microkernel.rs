@@ -7,53 +7,54 @@
 //! are contiguous (`along_k`) or the rows are; knowing which saves address arithmetic in the loop.
 
 use std::arch::asm;
-use std::arch::x86_64::{__m256, __m512, _MM_HINT_T1, _mm_prefetch};
+use std::arch::x86_64::{__m256, __m256d, __m512, __m512d, _MM_HINT_T1, _mm_prefetch};
+use std::ops::AddAssign;
 
 use crate::partition;
-use crate::simd::Simd;
+use crate::simd::{Pairs256, Pairs512, Simd};
 
 /// A sum of products for some rows and up to [`TileKernels::MAX_COLS`] columns; lengths and strides
 /// are in elements.
 #[derive(Clone, Copy)]
-pub(crate) struct Tile {
+pub(crate) struct Tile<T = f32> {
     pub(crate) images: usize,
     pub(crate) segments: usize,
     pub(crate) steps: usize,
-    pub(crate) a: *const f32,
+    pub(crate) a: *const T,
     /// The stride from row to row with `along_k`, otherwise from step to step; the other stride is
     /// 1.
     pub(crate) a_stride: usize,
     pub(crate) a_segment: usize,
     pub(crate) a_image: usize,
     /// Readable in whole vectors, even past `cols`.
-    pub(crate) b: *const f32,
+    pub(crate) b: *const T,
     pub(crate) b_step: usize,
     pub(crate) b_segment: usize,
     pub(crate) b_image: usize,
-    pub(crate) c: *mut f32,
+    pub(crate) c: *mut T,
     pub(crate) c_row: usize,
     /// Columns of `c`, at least 1.
     pub(crate) cols: usize,
     /// Whether to add to `c` instead of overwriting it.
     pub(crate) add: bool,
     /// Memory to prefetch meanwhile.
-    pub(crate) prefetch: Prefetch,
+    pub(crate) prefetch: Prefetch<T>,
 }
 
 /// Memory to prefetch into the L2 cache while a tile is computed: one address in every [`UNROLL`]
 /// steps, `step` elements apart, up to `last`. All prefetches at once would delay the loads of the
 /// tile itself.
 #[derive(Clone, Copy)]
-pub(crate) struct Prefetch {
-    from: *const f32,
+pub(crate) struct Prefetch<T = f32> {
+    from: *const T,
     step: usize,
-    last: *const f32,
+    last: *const T,
 }
 
-impl Prefetch {
+impl<T> Prefetch<T> {
     /// Prefetches only `near`, which is in cache already. Prefetching an invalid address would be
     /// slow.
-    pub(crate) fn none(near: *const f32) -> Prefetch {
+    pub(crate) fn none(near: *const T) -> Prefetch<T> {
         Prefetch { from: near, step: 0, last: near }
     }
 
@@ -61,71 +62,92 @@ impl Prefetch {
     /// elements, `stride` apart. The tiles go down columns of one cache line each, one column after
     /// another.
     pub(crate) fn part(
-        matrix: *const f32,
+        matrix: *const T,
         [rows, cols]: [usize; 2],
         stride: usize,
         tile: usize,
         tiles: usize,
-    ) -> Prefetch {
-        const LINE: usize = 16;
-        let share = partition::part(rows * cols.div_ceil(LINE), tiles, tile);
+    ) -> Prefetch<T> {
+        let per_line = LINE_BYTES / size_of::<T>();
+        let share = partition::part(rows * cols.div_ceil(per_line), tiles, tile);
         if share.is_empty() {
             return Prefetch::none(matrix);
         }
         let (line, row) = (share.start / rows, share.start % rows);
         let last = (row + share.len()).min(rows) - 1;
-        let at = |row: usize| matrix.wrapping_add(line * LINE + row * stride);
+        let at = |row: usize| matrix.wrapping_add(line * per_line + row * stride);
         Prefetch { from: at(row), step: stride, last: at(last) }
     }
 }
 
-/// A tile kernel for a fixed number of rows and vectors.
-pub(crate) type TileFn = unsafe fn(&Tile);
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
 
-/// The tile kernels written for one vector type.
-pub(crate) trait TileKernels: Simd {
+/// A tile kernel for a fixed number of rows and vectors.
+pub(crate) type TileFn<T = f32> = unsafe fn(&Tile<T>);
+
+/// The tile kernels written for one instruction set.
+pub(crate) trait TileKernels: 'static {
+    /// The type of elements in memory.
+    type Element: Copy + 'static;
+    /// Elements per vector.
+    const LANES: usize;
     /// Maximum number of columns of a tile.
     const MAX_COLS: usize;
 
-    /// Returns the kernels for tiles of `vectors` vectors and 1, 2, ... rows.
-    fn tiles(vectors: usize, along_k: bool) -> &'static [TileFn];
+    /// Returns the maximum number of rows of a tile of `vectors` vectors.
+    fn max_rows(vectors: usize, along_k: bool) -> usize;
+
+    /// Computes a tile of 1 to `max_rows` rows.
+    ///
+    /// # Safety
+    /// Same as [`Tile::run`].
+    unsafe fn run_tile(tile: &Tile<Self::Element>, rows: usize, along_k: bool);
 }
 
-impl TileKernels for __m512 {
-    const MAX_COLS: usize = 64;
+/// Implements the tile kernels of a vector type with a table of them.
+macro_rules! impl_tile_kernels {
+    ($vector:ty, $table:ident, $vectors:literal) => {
+        impl TileKernels for $vector {
+            type Element = <$vector as Simd>::Element;
+            const LANES: usize = <$vector as Simd>::LANES;
+            const MAX_COLS: usize = $vectors * <$vector as Simd>::LANES;
 
-    fn tiles(vectors: usize, along_k: bool) -> &'static [TileFn] {
-        AVX512[usize::from(along_k)][vectors - 1]
-    }
+            fn max_rows(vectors: usize, along_k: bool) -> usize {
+                $table[usize::from(along_k)][vectors - 1].len()
+            }
+
+            unsafe fn run_tile(tile: &Tile<Self::Element>, rows: usize, along_k: bool) {
+                let vectors = tile.cols.div_ceil(<$vector as Simd>::LANES);
+                // SAFETY: guaranteed by the caller.
+                unsafe { $table[usize::from(along_k)][vectors - 1][rows - 1](tile) }
+            }
+        }
+    };
 }
+impl_tile_kernels!(__m512, AVX512, 4);
+impl_tile_kernels!(Pairs512, AVX512_BF16, 4);
+impl_tile_kernels!(__m256, AVX2, 2);
+impl_tile_kernels!(__m512d, AVX512_F64, 4);
+impl_tile_kernels!(__m256d, AVX2_F64, 2);
 
-impl TileKernels for __m256 {
-    const MAX_COLS: usize = 16;
-
-    fn tiles(vectors: usize, along_k: bool) -> &'static [TileFn] {
-        AVX2[usize::from(along_k)][vectors - 1]
-    }
-}
-
-impl Tile {
+impl<T: Copy> Tile<T> {
     /// Computes `rows` rows, in nearly equal tiles.
     ///
     /// # Safety
     /// The CPU supports the instructions of `V`; `cols` is at most `V::MAX_COLS`; every element
     /// that the sizes and strides reach is valid, and no other thread uses those of `c`.
-    pub(crate) unsafe fn run<V: TileKernels>(&self, rows: usize, along_k: bool) {
-        let kernels = V::tiles(self.cols.div_ceil(V::LANES), along_k);
+    pub(crate) unsafe fn run<V: TileKernels<Element = T>>(&self, rows: usize, along_k: bool) {
         if rows == 0 {
             return;
         }
-        for part in partition::parts(rows, kernels.len()) {
+        for part in partition::parts(rows, V::max_rows(self.cols.div_ceil(V::LANES), along_k)) {
             let mut tile = *self;
             let a_row = if along_k { self.a_stride } else { 1 };
             tile.a = self.a.wrapping_add(part.start * a_row);
             tile.c = self.c.wrapping_add(part.start * self.c_row);
-            // SAFETY: guaranteed by the caller; each kernel of the table touches only the rows of
-            // its part.
-            unsafe { kernels[part.len() - 1](&tile) }
+            // SAFETY: guaranteed by the caller; the kernel touches only the rows of its part.
+            unsafe { V::run_tile(&tile, part.len(), along_k) }
         }
     }
 }
@@ -138,10 +160,10 @@ const UNROLL: usize = 4;
 #[inline(always)]
 unsafe fn step<V: Simd, const ROWS: usize, const VECTORS: usize>(
     acc: &mut [[V; VECTORS]; ROWS],
-    a: &[*const f32; 5],
+    a: &[*const V::Element; 5],
     a_row: usize,
     a_offset: usize,
-    b: *const f32,
+    b: *const V::Element,
 ) {
     // SAFETY: the caller's tile reaches this step of every row, and a whole number of vectors of
     // `b`.
@@ -170,7 +192,7 @@ unsafe fn step<V: Simd, const ROWS: usize, const VECTORS: usize>(
 /// another or hoists loads out of the step, and has no registers for either.
 #[inline(always)]
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "there is no instruction")]
-pub(crate) fn hide_addresses(a: &mut [*const f32]) {
+pub(crate) fn hide_addresses<T>(a: &mut [*const T]) {
     for a in a {
         // SAFETY: emits no instruction.
         unsafe { asm!("/* {} */", inout(reg) * a, options(pure, nomem, nostack, preserves_flags)) }
@@ -178,14 +200,14 @@ pub(crate) fn hide_addresses(a: &mut [*const f32]) {
 }
 
 #[inline(always)]
-fn advance(a: &mut [*const f32], by: usize) {
+fn advance<T>(a: &mut [*const T], by: usize) {
     for a in a {
         *a = a.wrapping_add(by);
     }
 }
 
 #[inline(always)]
-unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
+unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile<V::Element>) {
     // SAFETY: the caller guarantees the instructions and every element that sizes and strides
     // reach.
     unsafe {
@@ -241,7 +263,7 @@ unsafe fn tile<V: Simd, const ROWS: usize, const VECTORS: usize, const ALONG_K: 
 #[inline(always)]
 pub(crate) unsafe fn write_rows<V: Simd, const ROWS: usize, const VECTORS: usize>(
     acc: &[[V; VECTORS]; ROWS],
-    c: *mut f32,
+    c: *mut V::Element,
     c_row: usize,
     cols: usize,
     add: bool,
@@ -281,14 +303,52 @@ unsafe fn avx512<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t
 
 /// # Safety
 /// Same as [`Tile::run`].
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512_bf16<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
+    // Half vectors, as for f32.
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match VECTORS {
+            1 if t.cols > 8 => tile::<Pairs256, ROWS, 2, ALONG_K>(t),
+            1 => tile::<Pairs256, ROWS, 1, ALONG_K>(t),
+            _ => tile::<Pairs512, ROWS, VECTORS, ALONG_K>(t),
+        }
+    }
+}
+
+/// # Safety
+/// Same as [`Tile::run`].
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
     // SAFETY: guaranteed by the caller.
     unsafe { tile::<__m256, ROWS, VECTORS, ALONG_K>(t) }
 }
 
+/// # Safety
+/// Same as [`Tile::run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn avx512_f64<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile<f64>) {
+    // Half vectors, as for f32.
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match VECTORS {
+            1 if t.cols > 4 => tile::<__m256d, ROWS, 2, ALONG_K>(t),
+            1 => tile::<__m256d, ROWS, 1, ALONG_K>(t),
+            _ => tile::<__m512d, ROWS, VECTORS, ALONG_K>(t),
+        }
+    }
+}
+
+/// # Safety
+/// Same as [`Tile::run`].
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2_f64<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile<f64>) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { tile::<__m256d, ROWS, VECTORS, ALONG_K>(t) }
+}
+
 /// Kernels indexed by layout of `a`, vectors and rows.
-pub(crate) type Tiles<const VECTORS: usize> = [[&'static [TileFn]; VECTORS]; 2];
+pub(crate) type Tiles<const VECTORS: usize, T = f32> = [[&'static [TileFn<T>]; VECTORS]; 2];
 
 /// Builds the table of a kernel for these numbers of vectors, each with these numbers of rows.
 macro_rules! table {
@@ -309,8 +369,28 @@ pub(crate) static AVX512: Tiles<4> = table!(avx512:
     4 => 1 2 3 4 5 6;
 );
 
+/// Tiles of bf16 pairs, with the same registers.
+pub(crate) static AVX512_BF16: Tiles<4> = table!(avx512_bf16:
+    1 => 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
+    2 => 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
+    3 => 1 2 3 4 5 6 7 8 9;
+    4 => 1 2 3 4 5 6;
+);
+
 /// 6 rows of 2 vectors: 12 sums, 2 vectors of `b` and one element of `a` fill 15 of 16 registers.
 pub(crate) static AVX2: Tiles<2> = table!(avx2:
+    1 => 1 2 3 4 5 6;
+    2 => 1 2 3 4 5 6;
+);
+
+/// Tiles of f64, with the same registers.
+static AVX512_F64: Tiles<4, f64> = table!(avx512_f64:
+    1 => 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
+    2 => 1 2 3 4 5 6 7 8 9 10 11 12 13 14;
+    3 => 1 2 3 4 5 6 7 8 9;
+    4 => 1 2 3 4 5 6;
+);
+static AVX2_F64: Tiles<2, f64> = table!(avx2_f64:
     1 => 1 2 3 4 5 6;
     2 => 1 2 3 4 5 6;
 );
@@ -321,11 +401,11 @@ pub(crate) static AVX2: Tiles<2> = table!(avx2:
 /// # Safety
 /// `count >= 1` partial results of `len` elements are valid, as are the elements of `out`, which no
 /// other thread accesses.
-pub(crate) unsafe fn sum_partials(
-    partials: *const f32,
+pub(crate) unsafe fn sum_partials<T: Copy + AddAssign>(
+    partials: *const T,
     len: usize,
     count: usize,
-    out: *mut f32,
+    out: *mut T,
     elements: std::ops::Range<usize>,
 ) {
     // In pieces that stay in the L1 cache while the partial results are added one after another.
@@ -337,7 +417,7 @@ pub(crate) unsafe fn sum_partials(
             std::ptr::copy_nonoverlapping(partials.add(first), out.as_mut_ptr(), piece.len());
             for partial in 1..count {
                 let more = std::slice::from_raw_parts(partials.add(partial * len + first), piece.len());
-                for (out, more) in out.iter_mut().zip(more) {
+                for (out, &more) in out.iter_mut().zip(more) {
                     *out += more;
                 }
             }

@@ -169,7 +169,7 @@ pub(crate) fn same(batch: usize, size: usize, kernel: usize, stride: usize, chan
 
 /// Returns shapes large enough for every kind of blocking: bands, groups of images, pieces of sums,
 /// several panels.
-fn large() -> Vec<Conv2d> {
+pub(crate) fn large() -> Vec<Conv2d> {
     vec![
         same(1, 70, 3, 1, [64, 8]),
         same(40, 4, 3, 2, [9, 40]),

@@ -5,29 +5,32 @@ use tensorpack_kernels::{Contract, Isa, MatMul};
 
 use super::{check, numbers, run};
 
-fn check_matmul(p: MatMul) {
-    check(&p, |product| {
-        for b in 0..p.batch {
-            let lhs = if p.lhs_shared { 0 } else { b * p.m * p.k };
-            let rhs = if p.rhs_shared { 0 } else { b * p.rhs_len() / p.batch };
-            for m in 0..p.m {
-                for n in 0..p.n {
-                    for k in 0..p.k {
-                        let l = if p.lhs_transposed { k * p.m + m } else { m * p.k + k };
-                        let r = match (p.rhs_panels, p.rhs_transposed) {
-                            (true, _) => (n / MatMul::PANEL * p.k + k) * MatMul::PANEL + n % MatMul::PANEL,
-                            (_, true) => n * p.k + k,
-                            (_, false) => k * p.n + n,
-                        };
-                        product((b * p.m + m) * p.n + n, lhs + l, rhs + r);
-                    }
+/// Calls `product` with the positions in output, left and right operand of every product.
+pub(crate) fn matmul_products(p: &MatMul, product: &mut dyn FnMut(usize, usize, usize)) {
+    for b in 0..p.batch {
+        let lhs = if p.lhs_shared { 0 } else { b * p.m * p.k };
+        let rhs = if p.rhs_shared { 0 } else { b * p.rhs_len() / p.batch };
+        for m in 0..p.m {
+            for n in 0..p.n {
+                for k in 0..p.k {
+                    let l = if p.lhs_transposed { k * p.m + m } else { m * p.k + k };
+                    let r = match (p.rhs_panels, p.rhs_transposed) {
+                        (true, _) => (n / MatMul::PANEL * p.k + k) * MatMul::PANEL + n % MatMul::PANEL,
+                        (_, true) => n * p.k + k,
+                        (_, false) => k * p.n + n,
+                    };
+                    product((b * p.m + m) * p.n + n, lhs + l, rhs + r);
                 }
             }
         }
-    });
+    }
 }
 
-fn size() -> impl Strategy<Value = usize> {
+fn check_matmul(p: MatMul) {
+    check(&p, |product| matmul_products(&p, product));
+}
+
+pub(crate) fn size() -> impl Strategy<Value = usize> {
     prop_oneof![1 => Just(0usize), 2 => Just(1usize), 4 => 2usize..20, 2 => 20usize..80]
 }
 

@@ -2,11 +2,13 @@
 //! against the definition in double precision. The blocks must tile the output exactly, no
 //! uninitialized memory may be read, and the result must not depend on the order of chunks.
 
+mod bf16;
 mod conv2d;
 mod depthwise;
 mod matmul;
 
 use tensorpack_kernels::{Bias, Block, Contract, Isa, Operands};
+use tensorpack_tensor::DType;
 
 /// Memory aligned to cache lines, filled with NaN.
 struct Buffer {
@@ -31,6 +33,7 @@ impl Buffer {
 /// A float type with its method of [`Contract`].
 trait Number: Copy + From<f32> + Into<f64> {
     const NAN: Self;
+    const DTYPE: DType;
     unsafe fn run(
         work: &dyn Contract,
         isa: Isa,
@@ -42,9 +45,10 @@ trait Number: Copy + From<f32> + Into<f64> {
 }
 
 macro_rules! number {
-    ($type:ty, $run:ident) => {
+    ($type:ty, $dtype:ident, $run:ident) => {
         impl Number for $type {
             const NAN: Self = <$type>::NAN;
+            const DTYPE: DType = DType::$dtype;
             unsafe fn run(
                 work: &dyn Contract,
                 isa: Isa,
@@ -59,8 +63,8 @@ macro_rules! number {
         }
     };
 }
-number!(f32, run_f32);
-number!(f64, run_f64);
+number!(f32, F32, run_f32);
+number!(f64, F64, run_f64);
 
 fn run<T: Number>(work: &dyn Contract, isa: Isa, lhs: &[T], rhs: &[T], reverse: bool) -> Vec<T> {
     run_with(work, isa, lhs, rhs, Bias::NONE, reverse)
@@ -78,7 +82,8 @@ fn run_with<T: Number>(
     let (rows, cols) = work.out_matrix();
     let mut out = vec![T::NAN; rows * cols];
     let mut finished = vec![0; rows * cols];
-    let (mut shared, mut scratch) = (Buffer::new(work.shared_bytes()), Buffer::new(work.scratch_bytes()));
+    let (mut shared, mut scratch) =
+        (Buffer::new(work.shared_bytes(T::DTYPE)), Buffer::new(work.scratch_bytes()));
     let mem = Operands {
         lhs: lhs.as_ptr(),
         rhs: rhs.as_ptr(),
@@ -136,9 +141,12 @@ fn check(work: &dyn Contract, define: impl Fn(&mut dyn FnMut(usize, usize, usize
         assert!((got - sum).abs() <= tolerance * size, "{work:?} {what}: element {i} is {got}, not {sum}");
     };
     let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
-    let plain = run::<f64>(work, Isa::Plain, &wide(&lhs), &wide(&rhs), false);
-    plain.iter().enumerate().for_each(|(i, &x)| near(x, i, 1e-13, "f64"));
     for isa in Isa::available() {
+        let out = run::<f64>(work, isa, &wide(&lhs), &wide(&rhs), false);
+        out.iter().enumerate().for_each(|(i, &x)| near(x, i, 1e-13, &format!("in f64 on {isa}")));
+        let again = run::<f64>(work, isa, &wide(&lhs), &wide(&rhs), true);
+        let same = out.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "{work:?} in f64 on {isa}: bits depend on the order of chunks");
         let out = run::<f32>(work, isa, &lhs, &rhs, false);
         out.iter().enumerate().for_each(|(i, &x)| near(x.into(), i, 1e-5, &format!("on {isa}")));
         let again = run::<f32>(work, isa, &lhs, &rhs, true);
