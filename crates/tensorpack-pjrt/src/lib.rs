@@ -38,6 +38,7 @@
 //! |---|---|
 //! | `discovery` | [`find_plugins`]: where plugins are searched for |
 //! | `plugin` | [`Plugin`]: loading a plugin, checking its version, calling its functions |
+//! | `elf` | whether the file of a plugin is complete |
 //! | `client` | [`Client`]: devices, compilation, uploads |
 //! | `distributed`, `key_value_store` | [`DistributedOptions`], [`KeyValueStore`]: clients of several processes |
 //! | `key_value_callbacks` | the functions through which plugins call a store |
@@ -60,6 +61,7 @@ mod discovery;
 mod distributed;
 mod download;
 mod dtype;
+mod elf;
 mod error;
 mod event;
 mod executable;

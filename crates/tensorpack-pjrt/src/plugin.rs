@@ -3,7 +3,7 @@
 use crate::c_api::{PJRT_API_MAJOR, PJRT_Api};
 use crate::c_struct::{CStruct, Function};
 use crate::deadline::{DEFAULT_DEADLINE, call_within};
-use crate::error;
+use crate::{elf, error};
 use libloading::Library;
 use std::collections::BTreeMap;
 use std::env;
@@ -101,12 +101,13 @@ impl Plugin {
             // reads it, is not loaded yet.
             unsafe { env::set_var(LOG_LEVEL, "3") };
         }
+        let not_loaded = |why: &dyn fmt::Display| {
+            Error::new(ErrorKind::Io, format!("{} cannot be loaded as a plugin: {why}", path.display()))
+        };
+        elf::check_complete(path).map_err(|e| not_loaded(&e).note("install or copy the plugin again"))?;
         // SAFETY: loading runs the library's initializers; the caller who names a file as a plugin
         // trusts its code.
-        let library = unsafe { Library::new(path) };
-        let library = library.map_err(|e| {
-            Error::new(ErrorKind::Io, format!("{} cannot be loaded as a plugin: {e}", path.display()))
-        })?;
+        let library = unsafe { Library::new(path) }.map_err(|e| not_loaded(&e))?;
         // SAFETY: a library that exports this name is a PJRT plugin, whose function has this type.
         let table = unsafe { library.get::<GetApi>(b"GetPjrtApi\0").map(|get| get()) };
         let table = table.map_err(|_| {

@@ -50,6 +50,21 @@ fn a_file_that_is_not_a_library_is_an_error() {
     assert!(e.message().contains("cannot be loaded as a plugin: "), "{e}");
 }
 
+/// The loader would map it, and the process would end by SIGBUS.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_library_whose_end_is_missing_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = fs::read(fake_plugin::build(dir.path(), "whole", "")).unwrap();
+    for length in [50_000, 4096, 100, 63] {
+        let file = dir.path().join(format!("{length}.so"));
+        fs::write(&file, &whole[..length]).unwrap();
+        let e = Plugin::open(&file).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Io, "{e}");
+        assert!(e.message().contains("cannot be loaded as a plugin: "), "{e}");
+    }
+}
+
 #[test]
 fn a_library_that_is_not_a_plugin_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
