@@ -27,6 +27,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of connections whose peers have not proved it yet. One more closes the oldest, so
 /// connections that send nothing cannot keep a rank out.
 const MAX_PENDING: usize = 64;
+/// The time that ranks have to close their connections after a failure. A rank that was stopped does
+/// not.
+const HANG_UP_TIMEOUT: Duration = Duration::from_millis(500);
 /// The number of messages that may wait to be written to one rank.
 const MAX_QUEUED: usize = 8192;
 /// The number of peers whose refusal is logged.
@@ -50,6 +53,8 @@ struct Shared {
     changed: Condvar,
     /// Messages that are queued and not yet written.
     unwritten: AtomicUsize,
+    /// Connections of ranks that are still being read.
+    reading: AtomicUsize,
 }
 
 struct State {
@@ -114,6 +119,7 @@ impl Coordinator {
             state: Mutex::new(state),
             changed: Condvar::new(),
             unwritten: AtomicUsize::new(0),
+            reading: AtomicUsize::new(0),
         });
         let (accepting, watching) = (shared.clone(), shared.clone());
         let threads = vec![
@@ -170,9 +176,32 @@ impl Coordinator {
     }
 }
 
+impl Coordinator {
+    /// After a failure: tells the ranks that nothing more is sent, and reads on until they have closed
+    /// their connections, at most for [`HANG_UP_TIMEOUT`]. TCP resets a connection that is closed with
+    /// unread messages, and a rank could then lose the message that names the failure.
+    fn hang_up(&self) {
+        {
+            let mut state = self.shared.lock();
+            if state.failure.is_none() {
+                return;
+            }
+            state.closed = true;
+            for member in state.members.iter().flatten() {
+                let _ = member.stream.shutdown(Shutdown::Write);
+            }
+        }
+        let deadline = Instant::now() + HANG_UP_TIMEOUT;
+        while self.shared.reading.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 impl Drop for Coordinator {
     fn drop(&mut self) {
         self.flush(Duration::from_secs(1));
+        self.hang_up();
         {
             let mut state = self.shared.lock();
             state.closed = true;
@@ -260,6 +289,7 @@ impl Shared {
                 return;
             }
         };
+        self.reading.fetch_add(1, Ordering::Release);
         let mut reading = stream;
         let ended = loop {
             let message = read_frame(&mut reading, MAX_MESSAGE_BYTES, || self.heard(rank));
@@ -274,6 +304,7 @@ impl Shared {
         };
         self.lost(rank, &ended);
         let _ = stream.shutdown(Shutdown::Both);
+        self.reading.fetch_sub(1, Ordering::Release);
     }
 
     /// Checks that the peer knows the token and has a free rank; makes it a member.

@@ -22,7 +22,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// How long rank 0 waits after it has told the others of its own failure.
+/// How long rank 0 waits after it has told the others of its own failure, and the others for its last
+/// messages.
 const LINGER: Duration = Duration::from_millis(100);
 /// The pause before a connection is tried again.
 const RETRY: Duration = Duration::from_millis(10);
@@ -441,14 +442,29 @@ impl Shared {
     /// Writes a message. An error, such as that of a coordinator that does not read, ends the
     /// connection, because a part of the message may have been written.
     fn send(&self, request: &Request) -> Result<()> {
-        let writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = write_frame(&mut &self.stream, &request.encode());
-        drop(writing);
-        written.or_else(|e| {
+        self.write(request).or_else(|e| {
+            self.wait_for_last_messages();
             self.lost(&describe_error(&e));
             self.check(&self.lock())?;
             Err(Error::from(e).within("the control plane"))
         })
+    }
+
+    fn write(&self, request: &Request) -> io::Result<()> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        write_frame(&mut &self.stream, &request.encode())
+    }
+
+    /// The coordinator may have closed the connection after a message that names the run's failure,
+    /// which the receiving thread has yet to read. Waits until it has, at most for [`LINGER`].
+    fn wait_for_last_messages(&self) {
+        // If the coordinator is silent rather than gone, there is no message to wait for.
+        let _ = self.stream.shutdown(Shutdown::Write);
+        let deadline = Instant::now() + LINGER;
+        let mut state = self.lock();
+        while state.connected && state.failure.is_none() && Instant::now() < deadline {
+            state = self.wait(state, deadline);
+        }
     }
 
     /// Sends a request and waits for its reply. With `checked`, a failure of the run ends the wait.
@@ -513,8 +529,8 @@ impl Shared {
                 let step = state.step;
                 let last = state.stop.propose(step);
                 drop(state);
-                // An error ends the connection, which is then reported.
-                let _ = self.send(&Request::Promise { last });
+                // This is the receiving thread. After an error it reads on, and heartbeats report it.
+                let _ = self.write(&Request::Promise { last });
             }
             Reply::StopAfter { last } => state.stop = StopState::Decided(last),
             Reply::Done { id }
@@ -683,6 +699,9 @@ fn try_connect(address: &str, rank: u32, size: u32, token: &Token, deadline: Ins
             break;
         }
         match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) if is_connected_to_itself(&stream) => {
+                last = Error::new(ErrorKind::Io, "nobody listens there");
+            }
             Ok(stream) => {
                 stream.set_nodelay(true)?;
                 handshake(Until { stream: &stream, deadline }, rank, size, token)?;
@@ -692,6 +711,12 @@ fn try_connect(address: &str, rank: u32, size: u32, token: &Token, deadline: Ins
         }
     }
     Err(last)
+}
+
+/// TCP connects a socket to itself if nobody listens at a port of this host, and the system happens to
+/// choose the same port for the other end. The coordinator could not listen there until it is closed.
+fn is_connected_to_itself(stream: &TcpStream) -> bool {
+    matches!((stream.local_addr(), stream.peer_addr()), (Ok(local), Ok(peer)) if local == peer)
 }
 
 fn handshake(mut until: Until<'_>, rank: u32, size: u32, token: &Token) -> Result<()> {
@@ -758,6 +783,7 @@ fn host_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
     use tensorpack_testing::assert_mentions;
 
     /// Peers with the token, too, are held to the protocol.
@@ -779,5 +805,20 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Peer);
             assert_mentions(error, &["rank 1", why]);
         }
+    }
+
+    /// Found by trying until the system chooses the port itself, from the range that Linux uses.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_socket_that_is_connected_to_itself_is_noticed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(!is_connected_to_itself(&other));
+        let mut tries = (0..1_000_000).map(|i| 40_000 + 2 * (i / 100 % 5_000) as u16);
+        // Another program may listen at some of them.
+        let to_itself = |stream: &TcpStream| stream.local_addr().unwrap() == stream.peer_addr().unwrap();
+        let itself =
+            tries.find_map(|port| TcpStream::connect(("127.0.0.1", port)).ok().filter(to_itself)).unwrap();
+        assert!(is_connected_to_itself(&itself));
     }
 }

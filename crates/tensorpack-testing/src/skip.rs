@@ -20,6 +20,8 @@ pub enum Requirement {
     Namespaces,
     /// A program: a C compiler, a Python with TensorBoard.
     Tool,
+    /// Chromium.
+    Browser,
 }
 
 impl Requirement {
@@ -31,6 +33,7 @@ impl Requirement {
             Requirement::Mpi => "TENSORPACK_REQUIRE_MPI",
             Requirement::Namespaces => "TENSORPACK_REQUIRE_NAMESPACES",
             Requirement::Tool => "TENSORPACK_REQUIRE_TOOLS",
+            Requirement::Browser => "TENSORPACK_REQUIRE_BROWSER",
         }
     }
 }
