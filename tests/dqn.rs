@@ -1,0 +1,158 @@
+//! Tests of the example `dqn`, compiled from the same files.
+
+#[path = "../examples/dqn/cart_pole.rs"]
+mod cart_pole;
+#[path = "../examples/dqn/catch.rs"]
+mod catch;
+#[path = "../examples/dqn/evaluation.rs"]
+mod evaluation;
+#[path = "../examples/dqn/experience.rs"]
+mod experience;
+#[expect(dead_code, reason = "the command line is not looked at")]
+#[path = "../examples/dqn/game.rs"]
+mod game;
+#[path = "../examples/dqn/model.rs"]
+mod model;
+#[path = "../examples/dqn/replay_buffer.rs"]
+mod replay_buffer;
+#[path = "../examples/dqn/simulators.rs"]
+mod simulators;
+#[path = "../examples/dqn/trainer.rs"]
+mod trainer;
+
+use game::{Episodes, Rules, Transition};
+use replay_buffer::ReplayBuffer;
+use simulators::Simulators;
+use std::path::Path;
+use tensorpack::io::Checkpoint;
+use tensorpack::prelude::*;
+use tensorpack::tensor::CounterRng;
+use trainer::Settings;
+
+#[test]
+fn cart_pole_moves_as_in_gym() {
+    let mut game = Rules::CartPole.new_game();
+    game.set_state(&[0.01, -0.02, 0.03, 0.04]);
+    for action in [1, 0, 1, 1, 0] {
+        assert_eq!(game.step(action), (1.0, false));
+    }
+    // Computed in Python from Gym's equations.
+    let expected = [0.023525558663475683, 0.17316263692575581, 0.012433087822150324, -0.20950152868114708];
+    for (found, expected) in game.state().iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-12, "{:?}", game.state());
+    }
+}
+
+#[test]
+fn cart_pole_ends_when_the_pole_falls_and_is_cut_off_after_200_steps() {
+    // Always pushing to one side tips the pole over.
+    let mut falling = Episodes::new(Rules::CartPole, CounterRng::new(1, "game"));
+    let steps: Vec<Transition> = (0..20).map(|_| falling.step(1)).collect();
+    let end = steps.iter().position(|t| t.terminal).expect("the pole falls");
+    assert_eq!(steps[end].score, Some((end + 1) as f64));
+    // Pushing towards the side to which the pole falls balances it for 200 steps.
+    let mut balanced = Episodes::new(Rules::CartPole, CounterRng::new(1, "game"));
+    let last = (0..200).map(|_| {
+        let seen = balanced.observation();
+        balanced.step(usize::from(seen[2] + seen[3] + 0.1 * seen[1] + 0.05 * seen[0] > 0.0))
+    });
+    let last = last.last().unwrap();
+    assert_eq!((last.score, last.terminal), (Some(200.0), false));
+}
+
+#[test]
+fn a_paddle_that_follows_the_ball_catches_it() {
+    for column in 0..10 {
+        let [follow, stand] = [true, false].map(|follows| {
+            let mut game = Rules::Catch.new_game();
+            game.reset(&|_| (f64::from(column) + 0.5) / 10.0);
+            loop {
+                let state = game.state();
+                let direction =
+                    if follows { (state[1] - state[2]).partial_cmp(&0.0).unwrap() as i32 } else { 0 };
+                if let (reward, true) = game.step((direction + 1) as usize) {
+                    return reward;
+                }
+            }
+        });
+        assert_eq!((follow, stand), (1.0, if column == 5 { 1.0 } else { -1.0 }), "{column}");
+    }
+}
+
+#[test]
+fn the_replay_buffer_keeps_the_latest_transitions() {
+    let mut replay = ReplayBuffer::new(4, &[1]);
+    for i in 0..7 {
+        let (observation, next) = (vec![i as f32], vec![i as f32 + 0.5]);
+        replay.push(&Transition { observation, action: i, reward: 1.0, next, terminal: i == 5, score: None });
+    }
+    let batch = replay.sample(200, &CounterRng::new(1, "replay"), 0).unwrap();
+    let mut actions = batch[1].as_slice::<i32>().unwrap().to_vec();
+    for (i, action) in actions.iter().enumerate() {
+        let row = [0, 3, 4].map(|column: usize| batch[column].as_slice::<f32>().unwrap()[i]);
+        assert_eq!(row, [*action as f32, *action as f32 + 0.5, f32::from(u8::from(*action == 5))]);
+    }
+    actions.sort();
+    actions.dedup();
+    assert_eq!(actions, [3, 4, 5, 6]);
+    let empty = ReplayBuffer::new(4, &[1]).sample(1, &CounterRng::new(1, "replay"), 0);
+    assert_eq!(empty.unwrap_err().kind(), tensorpack::ErrorKind::Argument);
+}
+
+#[test]
+fn the_number_of_simulator_threads_changes_nothing() {
+    let play = |threads| {
+        let game = |i| Episodes::new(Rules::CartPole, CounterRng::new(i, "game"));
+        let mut simulators = Simulators::new((0..5).map(game).collect(), threads).unwrap();
+        let step = |simulators: &mut Simulators, i: usize| {
+            simulators.play(&[i % 2, 1, 0, i % 3 / 2, 1]).unwrap();
+            simulators.collect().unwrap()
+        };
+        (0..30).flat_map(|i| step(&mut simulators, i)).collect::<Vec<_>>()
+    };
+    let one = play(1);
+    assert_eq!(one.len(), 150);
+    assert!(one.iter().any(|t| t.score.is_some()));
+    assert_eq!(play(3), one);
+    assert_eq!(play(8), one);
+}
+
+/// Trains for this many epochs of a run of three. Returns its last checkpoint.
+fn train(rules: Rules, dir: &Path, epochs: u64) -> Checkpoint {
+    let settings = Settings {
+        rules,
+        games: 4,
+        capacity: 150,
+        warm_up: 50,
+        batch: 8,
+        learning_rate: 1e-3,
+        steps: 60,
+        exploration_steps: 20,
+        epsilon: 0.1,
+        target_period: 7,
+        evaluation: 3,
+        solved_at: f64::INFINITY,
+        seed: 5,
+    };
+    let config = RunConfig::new().logdir(dir).steps_per_epoch(20).max_epoch(epochs).quiet();
+    trainer::train(settings, config).unwrap();
+    let latest = std::fs::read_to_string(dir.join("checkpoints/latest")).unwrap();
+    Checkpoint::load(dir.join("checkpoints").join(latest.trim())).unwrap()
+}
+
+#[test]
+fn a_resumed_run_ends_with_the_same_weights_games_and_replay_buffer() {
+    for rules in [Rules::CartPole, Rules::Catch] {
+        let dir = tempfile::tempdir().unwrap();
+        let [at_once, in_parts] = ["at_once", "in_parts"].map(|name| dir.path().join(name));
+        let expected = train(rules, &at_once, 3);
+        for epochs in 1..3 {
+            train(rules, &in_parts, epochs);
+        }
+        let resumed = train(rules, &in_parts, 3);
+        assert_eq!(expected.input_tensors.len(), 8);
+        assert_eq!(resumed.input_tensors, expected.input_tensors, "{rules:?}");
+        assert_eq!(resumed.tensors, expected.tensors, "{rules:?}");
+        assert_eq!(resumed.state["input"], expected.state["input"], "{rules:?}");
+    }
+}
