@@ -26,10 +26,10 @@ pub trait Inferencer {
 }
 
 /// The default prefix of statistics.
-const PREFIX: &str = "validation";
+pub(super) const PREFIX: &str = "validation";
 
 /// Returns the name of a statistic with its prefix.
-fn prefixed(prefix: &str, name: &str) -> String {
+pub(super) fn prefixed(prefix: &str, name: &str) -> String {
     if prefix.is_empty() { name.into() } else { format!("{prefix}_{name}") }
 }
 
@@ -167,8 +167,8 @@ impl Inferencer for ClassificationError {
     }
 }
 
-/// Precision and recall of binary predictions: `validation_precision` and `validation_recall`, 0
-/// where undefined.
+/// Precision, recall and F1 score of binary predictions: `validation_precision`, `validation_recall`
+/// and `validation_f1`, 0 where undefined.
 #[derive(Clone, Debug)]
 pub struct BinaryClassificationStats {
     prediction: String,
@@ -226,11 +226,13 @@ impl Inferencer for BinaryClassificationStats {
 
     fn finish(&mut self) -> Vec<(String, f64)> {
         let share = |of: f64| if of > 0.0 { self.both / of } else { 0.0 };
-        let values = [share(self.predicted), share(self.positive)];
+        // F1, the harmonic mean of precision and recall, is the shared part of their average total.
+        let mean = (self.predicted + self.positive) / 2.0;
+        let values = [share(self.predicted), share(self.positive), share(mean)];
         self.names().into_iter().zip(values).collect()
     }
 
     fn names(&self) -> Vec<String> {
-        ["precision", "recall"].map(|what| prefixed(&self.prefix, what)).into()
+        ["precision", "recall", "f1"].map(|what| prefixed(&self.prefix, what)).into()
     }
 }
