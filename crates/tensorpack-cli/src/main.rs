@@ -1,27 +1,44 @@
 //! The command `tensorpack`: installs plugins for the XLA engine and MPI, reports which devices a
-//! machine has, starts programs as several ranks, shows and converts files of weights, and exports
-//! models to ONNX.
+//! machine has, starts programs as several ranks, shows and compares runs, checkpoints and files of
+//! weights, exports models to ONNX, serves models over HTTP, and shows runs on a web page.
 
+mod checkpoint;
+#[cfg(feature = "dashboard")]
+mod dashboard;
 mod doctor;
 mod export;
 mod install;
 mod launch;
 mod nvidia;
 mod packages;
+#[cfg(feature = "plot")]
+mod plot;
+mod run_dir;
+mod runs;
+#[cfg(feature = "serve")]
+mod serve;
+mod table;
 mod weights;
 mod wheel;
 
+use checkpoint::CheckpointCommand;
 use clap::{CommandFactory, Parser, Subcommand};
+#[cfg(feature = "dashboard")]
+use dashboard::DashboardArgs;
 use export::ExportArgs;
 use launch::LaunchArgs;
 use packages::Package;
+#[cfg(feature = "plot")]
+use plot::PlotArgs;
+use runs::RunsCommand;
 use std::io::{self, ErrorKind, Write, stdout};
 use std::process::ExitCode;
 use tensorpack::Result;
 use weights::WeightsCommand;
 
 /// Installs plugins for the XLA engine and MPI, reports which devices a machine has, starts
-/// programs as several ranks, shows and converts files of weights, and exports models to ONNX.
+/// programs as several ranks, shows and compares runs, checkpoints and files of weights, exports
+/// models to ONNX, serves models over HTTP, and shows runs on a web page.
 #[derive(Parser)]
 #[command(name = "tensorpack", version)]
 struct Cli {
@@ -38,11 +55,26 @@ enum Command {
     Doctor,
     /// Start a program as several ranks, with mpiexec: tensorpack launch -n 4 -- PROGRAM.
     Launch(LaunchArgs),
+    /// List, show and compare runs.
+    #[command(subcommand)]
+    Runs(RunsCommand),
+    /// Draw statistics of runs: tensorpack plot DIR.. -s validation_error -o out.svg.
+    #[cfg(feature = "plot")]
+    Plot(PlotArgs),
+    /// List, show, extract, compare, average and verify checkpoints.
+    #[command(subcommand)]
+    Checkpoint(CheckpointCommand),
     /// Show, compare and convert files of weights: safetensors, npz, PyTorch.
     #[command(subcommand)]
     Weights(WeightsCommand),
     /// Convert an exported model: tensorpack export MODEL.safetensors --onnx MODEL.onnx.
     Export(ExportArgs),
+    /// Serve a model over HTTP: tensorpack serve MODEL.safetensors --port 8000.
+    #[cfg(feature = "serve")]
+    Serve(serve::ServeArgs),
+    /// Show runs on a web page while they train: tensorpack dashboard train_log.
+    #[cfg(feature = "dashboard")]
+    Dashboard(DashboardArgs),
 }
 
 #[derive(Subcommand)]
@@ -72,17 +104,26 @@ fn main() -> Result<ExitCode> {
             printed(writeln!(stdout(), "{}", launch::words(&args.command()?)))
         }
         Some(Command::Launch(args)) => return args.run(),
-        Some(Command::Weights(command)) => return weights(&command),
+        Some(Command::Runs(command)) => printed(stdout().write_all(command.run()?.as_bytes())),
+        #[cfg(feature = "plot")]
+        Some(Command::Plot(args)) => printed(stdout().write_all(args.run()?.as_bytes())),
+        Some(Command::Checkpoint(command)) => return report(|out| command.run(out)),
+        Some(Command::Weights(command)) => return report(|out| command.run(out)),
         Some(Command::Export(args)) => printed(stdout().write_all(args.run()?.as_bytes())),
+        #[cfg(feature = "serve")]
+        Some(Command::Serve(args)) => return args.run(),
+        #[cfg(feature = "dashboard")]
+        Some(Command::Dashboard(args)) => args.run(&mut stdout()),
         None => printed(write!(stdout(), "{}", Cli::command().render_help())),
     }
     .map(|()| ExitCode::SUCCESS)
 }
 
-fn weights(command: &WeightsCommand) -> Result<ExitCode> {
+/// Prints what a command writes. Its result is the exit status.
+fn report(command: impl FnOnce(&mut Vec<u8>) -> Result<bool>) -> Result<ExitCode> {
     // Written at the end, so that a closed pipe is not taken for a broken file.
     let mut text = Vec::new();
-    let result = command.run(&mut text);
+    let result = command(&mut text);
     printed(stdout().write_all(&text))?;
     Ok(if result? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -115,7 +115,7 @@ fn list(tensors: &Named, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// Prints all differences. Returns whether there is none.
-fn diff(first: &Named, second: &Named, out: &mut impl Write) -> io::Result<bool> {
+pub(crate) fn diff(first: &Named, second: &Named, out: &mut impl Write) -> io::Result<bool> {
     let [a, b]: [BTreeMap<&str, &HostTensor>; 2] =
         [first, second].map(|named| named.iter().map(|(name, t)| (&name[..], t)).collect());
     let mut equal = 0;

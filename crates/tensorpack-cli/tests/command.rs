@@ -1,5 +1,9 @@
-//! The command `tensorpack`, with a fake pip.
+//! The command `tensorpack`: plugins with a fake pip, launchers, exports, the server.
 #![cfg(unix)]
+
+mod runs;
+#[cfg(feature = "serve")]
+mod serve;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -422,4 +426,77 @@ fn an_exported_model_is_converted_to_onnx() {
     let words = ["export", from, "--onnx", other.to_str().unwrap(), "--metadata", "language"];
     assert_mentions(error(&tensorpack(&words, dir.path(), None)), &["--metadata", "KEY=VALUE"]);
     assert!(!other.exists());
+}
+
+#[test]
+fn an_exported_model_is_folded() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = ["model.safetensors", "folded.safetensors", "folded.onnx", "again.safetensors"];
+    let paths = paths.map(|name| dir.path().join(name));
+    let x = TensorSpec::f32("x", [None, Some(3)]);
+    let tower = TowerFunc::new(vec![x], |t, x| {
+        vec![BatchNorm::new().relu().apply(t, "bn", &Linear::new(2).apply(t, "fc", &x[0])).named("y")]
+    });
+    let predictor = OfflinePredictor::new(PredictConfig::from_tower(tower.unwrap(), ["y"])).unwrap();
+    let predictor = predictor.with_metadata("license", "MIT").unwrap();
+    predictor.session().write("bn/mean/EMA", &HostTensor::new([2], vec![0.5f32, -1.0]).unwrap()).unwrap();
+    predictor.export(&paths[0]).unwrap();
+    let [from, folded, onnx, again] = paths.each_ref().map(|path| path.to_str().unwrap());
+    let text = out(&tensorpack(
+        &["export", from, "--fold", "--safetensors", folded, "--onnx", onnx],
+        dir.path(),
+        None,
+    ));
+    assert_mentions(&text, &["folded.safetensors", "folded.onnx", "output y"]);
+    out(&tensorpack(&["export", onnx, "--safetensors", again], dir.path(), None));
+    let x = HostTensor::new([2, 3], vec![1.0f32, -2.0, 0.5, 3.0, 0.0, -1.0]).unwrap();
+    let right = predictor.predict(&[&x]).unwrap()[0].to_f64_vec();
+    for path in &paths[1..] {
+        let model = ExportedModel::load(path).unwrap();
+        let found = model.predict(&[&x]).unwrap()[0].to_f64_vec();
+        assert!(found.iter().zip(&right).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?} is not {right:?}");
+        assert_eq!(model.metadata()["license"], "MIT");
+    }
+    let mut names: Vec<_> =
+        tensorpack::io::read_tensors(&paths[1], None).unwrap().into_iter().map(|(name, _)| name).collect();
+    names.sort();
+    assert_eq!(names, ["fc/W", "fc/b"]);
+    let text = error_status(&tensorpack(&["export", from], dir.path(), None));
+    assert!(text.contains("--onnx"), "{text}");
+}
+
+/// Returns the message of a command line that is refused.
+fn error_status(output: &Output) -> String {
+    assert!(!output.status.success(), "{output:?}");
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+#[cfg(feature = "dashboard")]
+fn a_dashboard_prints_its_address_and_answers() {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let refused = tensorpack(&["dashboard", "no such folder"], dir.path(), None);
+    assert_mentions(error(&refused), &["no such folder"]);
+
+    let mut child = command(&[], &["dashboard", folder, "--port", "0"], dir.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("dashboard at http://").unwrap().trim_end_matches('/').to_string();
+    let mut stream = TcpStream::connect(&address).unwrap();
+    write!(stream, "GET / HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    // A second one cannot have the same port.
+    let port = address.rsplit(':').next().unwrap();
+    let taken = tensorpack(&["dashboard", folder, "--port", port], dir.path(), None);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("<title>tensorpack dashboard"), "{answer}");
+    assert_mentions(error(&taken), &["cannot listen at", "--port"]);
 }

@@ -1,0 +1,162 @@
+//! `tensorpack plot`: draws statistics of runs as an SVG file.
+
+use crate::run_dir::{Point, Run};
+use clap::Args;
+use plotters::prelude::*;
+use std::path::PathBuf;
+use tensorpack::{Error, ErrorKind, Result};
+
+#[derive(Args)]
+pub(crate) struct PlotArgs {
+    /// Directories of runs, or directories with runs below them.
+    #[arg(required = true)]
+    dirs: Vec<PathBuf>,
+    /// The statistics to draw.
+    #[arg(short, long = "statistic", value_name = "NAME", required = true)]
+    statistics: Vec<String>,
+    /// The .svg file to write.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Draw the values of steps, even of statistics that have one for each epoch.
+    #[arg(long)]
+    steps: bool,
+    /// Draw the values on a logarithmic axis.
+    #[arg(long)]
+    log: bool,
+}
+
+/// A curve, with its label.
+struct Curve {
+    label: String,
+    points: Vec<(f64, f64)>,
+}
+
+/// The largest number of points of a curve that are drawn.
+const MAX_POINTS: usize = 2000;
+
+impl PlotArgs {
+    /// Writes the file. Returns what was written.
+    pub(crate) fn run(&self) -> Result<String> {
+        if self.output.extension().is_none_or(|extension| extension != "svg") {
+            let why = format!("{} is no .svg file", self.output.display());
+            return Err(Error::new(ErrorKind::Unsupported, why).note("name a file that ends in .svg"));
+        }
+        let curves = self.curves(&Run::find(&self.dirs)?)?;
+        self.draw(&curves)
+            .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).within(self.output.display()))?;
+        let points: usize = curves.iter().map(|curve| curve.points.len()).sum();
+        let s = if curves.len() == 1 { "" } else { "s" };
+        Ok(format!("wrote {} curve{s} of {points} points to {}\n", curves.len(), self.output.display()))
+    }
+
+    /// Returns the curve of each statistic of each run that has it.
+    fn curves(&self, runs: &[Run]) -> Result<Vec<Curve>> {
+        let mut curves = Vec::new();
+        for name in &self.statistics {
+            let before = curves.len();
+            for run in runs {
+                let (of_epochs, of_steps) = (run.statistic(name), run.curve(name));
+                let points = if of_epochs.is_empty() || (self.steps && !of_steps.is_empty()) {
+                    of_steps
+                } else {
+                    of_epochs
+                };
+                let points = thinned(&drawable(&points, self.log));
+                if !points.is_empty() {
+                    let label = match (runs.len(), self.statistics.len()) {
+                        (1, _) => name.clone(),
+                        (_, 1) => run.name(),
+                        _ => format!("{} {name}", run.name()),
+                    };
+                    curves.push(Curve { label, points });
+                }
+            }
+            if curves.len() == before {
+                let mut known: Vec<String> =
+                    runs.iter().flat_map(|run| [run.names(), run.curve_names()].concat()).collect();
+                known.sort();
+                known.dedup();
+                let why = format!("no run has values of the statistic {name:?}");
+                return Err(Error::new(ErrorKind::Name, why).note(format!("they have: {}", known.join(", "))));
+            }
+        }
+        Ok(curves)
+    }
+
+    fn draw(&self, curves: &[Curve]) -> std::result::Result<(), Box<dyn std::error::Error>> {
+        let all = || curves.iter().flat_map(|curve| &curve.points);
+        let range = |part: fn(&(f64, f64)) -> f64| {
+            let low = all().map(part).fold(f64::INFINITY, f64::min);
+            let high = all().map(part).fold(f64::NEG_INFINITY, f64::max);
+            // A constant has a range of its own, so that it is drawn in the middle.
+            let margin = if low == high { low.abs().max(1.0) * 0.5 } else { (high - low) * 0.02 };
+            low - margin..high + margin
+        };
+        let (x, y) = (range(|p| p.0), range(|p| p.1));
+        let root = SVGBackend::new(&self.output, (900, 540)).into_drawing_area();
+        root.fill(&WHITE)?;
+        let title = self.statistics.join(", ");
+        let mut chart = ChartBuilder::on(&root)
+            .margin(12)
+            .caption(title, ("sans-serif", 18))
+            .x_label_area_size(40)
+            .y_label_area_size(70)
+            .build_cartesian_2d(x, y)?;
+        let value = |y: &f64| crate::table::number(if self.log { 10f64.powf(*y) } else { *y });
+        chart.configure_mesh().light_line_style(WHITE).x_desc("step").y_label_formatter(&value).draw()?;
+        for (i, curve) in curves.iter().enumerate() {
+            let color = Palette99::pick(i).to_rgba();
+            let line = LineSeries::new(curve.points.iter().copied(), color.stroke_width(2));
+            chart
+                .draw_series(line)?
+                .label(&curve.label)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+        }
+        if curves.len() > 1 {
+            chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
+        }
+        root.present()?;
+        Ok(())
+    }
+}
+
+/// Returns the steps and values that can be drawn, with the logarithms of values if `log`.
+fn drawable(points: &[Point], log: bool) -> Vec<(f64, f64)> {
+    let place = |p: &Point| (p.step as f64, if log { p.value.log10() } else { p.value });
+    points.iter().map(place).filter(|(_, value)| value.is_finite()).collect()
+}
+
+/// Returns at most [`MAX_POINTS`] points: of each group of neighbors the lowest and the highest.
+fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    if points.len() <= MAX_POINTS {
+        return points.to_vec();
+    }
+    let mut kept = Vec::new();
+    for group in points.chunks(points.len().div_ceil(MAX_POINTS / 2)) {
+        let index = |pick: fn(f64, f64) -> bool| {
+            (1..group.len()).fold(0, |best, i| if pick(group[i].1, group[best].1) { i } else { best })
+        };
+        let (low, high) = (index(|a, b| a < b), index(|a, b| a > b));
+        kept.push(group[low.min(high)]);
+        if low != high {
+            kept.push(group[low.max(high)]);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_curves_keep_their_extremes() {
+        let mut points: Vec<(f64, f64)> = (0..100_000).map(|i| (f64::from(i), f64::from(i % 7))).collect();
+        points[54_321].1 = 99.0;
+        points[98_765].1 = -99.0;
+        let kept = thinned(&points);
+        assert!(kept.len() <= MAX_POINTS, "{}", kept.len());
+        assert!(kept.contains(&(54_321.0, 99.0)) && kept.contains(&(98_765.0, -99.0)));
+        assert!(kept.windows(2).all(|w| w[0].0 < w[1].0));
+    }
+}
