@@ -76,10 +76,16 @@ mod documentation {
     struct WriteATrainer;
     #[doc = include_str!("../docs/predict.md")]
     struct Predict;
+    #[doc = include_str!("../docs/serve.md")]
+    struct Serve;
     #[doc = include_str!("../docs/models.md")]
     struct Models;
     #[doc = include_str!("../docs/numerics.md")]
     struct Numerics;
     #[doc = include_str!("../docs/precision.md")]
     struct Precision;
+    #[doc = include_str!("../docs/memory.md")]
+    struct Memory;
+    #[doc = include_str!("../docs/vision.md")]
+    struct Vision;
 }

@@ -160,17 +160,24 @@ impl Log for Logger {
 
 /// Formats a time as `MMDD HH:MM:SS`, in UTC.
 fn time_of_day(now: SystemTime) -> String {
+    let utc = utc(now);
+    format!("{}{} {}", &utc[5..7], &utc[8..10], &utc[11..19])
+}
+
+/// Formats a time as `YYYY-MM-DDTHH:MM:SSZ`.
+pub(crate) fn utc(now: SystemTime) -> String {
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     // The calendar repeats every 400 years (146,097 days). Years start in March here, so that leap
     // days come last.
-    let day = (days + 719_468) % 146_097;
+    let (cycle, day) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
     let month = (5 * day + 2) / 153;
     let date = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    format!("{month:02}{date:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
+    let (year, month) = if month < 10 { (year, month + 3) } else { (year + 1, month - 9) };
+    let (year, hour, minute) = (400 * cycle + year, second / 3600, second / 60 % 60);
+    format!("{year:04}-{month:02}-{date:02}T{hour:02}:{minute:02}:{:02}Z", second % 60)
 }
 
 #[cfg(test)]
@@ -181,6 +188,11 @@ mod tests {
     #[test]
     fn dates_match_the_calendar() {
         let at = |seconds| time_of_day(UNIX_EPOCH + Duration::from_secs(seconds));
+        let date = |seconds| utc(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(date(0), "1970-01-01T00:00:00Z");
+        assert_eq!(date(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(date(1_763_164_799), "2025-11-14T23:59:59Z");
+        assert_eq!(date(1_767_225_600), "2026-01-01T00:00:00Z");
         assert_eq!(at(0), "0101 00:00:00");
         assert_eq!(at(951_782_400), "0229 00:00:00");
         assert_eq!(at(1_763_164_799), "1114 23:59:59");

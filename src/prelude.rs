@@ -8,11 +8,12 @@ pub use crate::callback::{
 pub use crate::graph::{Graph, Init, LossScale, Op, Precision, Tensor, TensorSpec, Variable, VariableSpec};
 pub use crate::nn::{
     Activation, BatchNorm, Conv1d, Conv2d, Conv2dTranspose, DepthwiseConv2d, Dropout, Embedding, GroupNorm,
-    Gru, GruCell, InstanceNorm, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout, MultiHeadAttention,
-    PRelu, describe_trainables, l1_regularizer, l2_regularizer, regularize_cost,
+    Gru, GruCell, InstanceNorm, KvCache, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout,
+    MultiHeadAttention, PRelu, describe_trainables, l1_regularizer, l2_regularizer, regularize_cost,
 };
 pub use crate::ops::{
-    AttentionOptions, Conv1dOptions, Conv2dOptions, CumsumOptions, Layout, Padding, PoolOptions, Random,
+    AttentionOptions, Conv1dOptions, Conv2dOptions, CumsumOptions, GridSampleOptions, Layout, Padding,
+    PoolOptions, Random, ResizeOptions, RoiAlignOptions,
 };
 pub use crate::optim::gradproc::{
     FilterGradient, GlobalNormClip, GradProcessor, MapGradient, ScaleGradient, SummaryGradient, ValueClip,

@@ -38,7 +38,7 @@ const REFUSED: &[(&str, &[&str])] = &[
     ("silero_vad_op18_ifless", &["If"]),
 ];
 
-/// Runs a real model, and returns the output with the largest relative error.
+/// Runs a real model, as it is and folded, and returns the output with the largest relative error.
 fn run(path: &str, values: &BTreeMap<String, HostTensor>) -> tensorpack::Result<(f64, String)> {
     let name = |key: &str| key.replace([':', '+'], "_");
     let sizes: Vec<(String, Vec<usize>)> = values
@@ -50,11 +50,14 @@ fn run(path: &str, values: &BTreeMap<String, HostTensor>) -> tensorpack::Result<
     let model = ExportedModel::load_sized(path, &given, SessionOptions::default())?;
     let inputs: Vec<&HostTensor> =
         model.inputs().iter().map(|spec| &values[&format!("in:{}", spec.name)]).collect();
-    let outputs = model.predict(&inputs)?;
+    let outputs = [model.predict(&inputs)?, model.folded()?.predict(&inputs)?].concat();
     let wanted =
         |output: &str| values.iter().find(|(key, _)| name(key) == format!("out_{output}")).unwrap().1;
-    let errors =
-        model.outputs().zip(&outputs).map(|(name, y)| (relative_error(y, wanted(name)), name.to_string()));
+    let errors = model
+        .outputs()
+        .chain(model.outputs())
+        .zip(&outputs)
+        .map(|(name, y)| (relative_error(y, wanted(name)), name.to_string()));
     Ok(errors.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap())
 }
 
@@ -111,6 +114,30 @@ fn exports_of_pytorch_agree_with_pytorch() {
     let dir = tempfile::tempdir().unwrap();
     python("TENSORPACK_TORCH", "export_torch.py", &[dir.path()]);
     assert_eq!(compare(dir.path()), [18, 0]);
+}
+
+/// Small models of every operator that is read, with the variants of its attributes.
+#[test]
+fn operators_agree_with_onnxruntime() {
+    if !opted_in("TENSORPACK_ONNXRUNTIME") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    python("TENSORPACK_ONNXRUNTIME", "operator_cases.py", &[dir.path()]);
+    let models = fs::read_dir(dir.path()).unwrap();
+    let models =
+        models.filter(|e| e.as_ref().unwrap().path().extension().is_some_and(|e| e == "path")).count();
+    assert_eq!(compare(dir.path()), [models, 0]);
+    let covered = fs::read_to_string(dir.path().join("operators.txt")).unwrap();
+    let source = include_str!("../src/io/onnx/operators.rs");
+    let table = source.split("match node.op_type").nth(1).unwrap().split("_ => return None").next().unwrap();
+    let known: Vec<&str> = table.split('"').skip(1).step_by(2).collect();
+    assert!(known.len() > 100 && known.contains(&"Conv"), "{known:?}");
+    // These are read for truth values only, which onnxruntime does not take.
+    let without_case = ["BitwiseAnd", "BitwiseOr"];
+    let missing =
+        known.iter().filter(|op| !without_case.contains(op) && !covered.lines().any(|line| line == **op));
+    assert_eq!(missing.collect::<Vec<_>>(), Vec::<&&str>::new(), "operators without a case");
 }
 
 /// A node without attributes.

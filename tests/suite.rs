@@ -6,11 +6,16 @@
 
 mod behaviour;
 mod doc_aliases;
+#[cfg(feature = "cli")]
+mod dqn;
 mod examples;
+mod folded_models;
 mod forks;
 mod fusion;
 mod golden;
 mod layers;
+mod memory;
+mod metrics;
 mod module_order;
 mod monitors;
 mod numerics;
@@ -19,8 +24,11 @@ mod onnx_examples;
 mod onnx_models;
 mod optimizers;
 mod precision;
+mod predictors;
 mod pytorch_files;
+mod quantized_files;
 mod random;
+mod records;
 mod session_init;
 mod torch_nets;
 mod towers;

@@ -1,8 +1,8 @@
 //! The cost of a data pipeline per training step: images in memory that are batched, queued and sent
 //! to the device, against constant images on the device.
 
-use crate::StepArgs;
 use crate::classifier::Classifier;
+use crate::{StepArgs, Trainer};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 use tensorpack::callback::TrainCx;
@@ -92,7 +92,7 @@ fn train(
             profile: args.profile,
             ..SessionOptions::default()
         })
-        .precision(args.dtype)
+        .precision(args.precision)
         .steps_per_launch(args.steps_per_launch)
         .steps_per_epoch((args.steps + warm_up(args) + 2) as u64)
         .max_epoch(1)
@@ -122,7 +122,9 @@ pub(crate) struct Pipelined {
 /// the other, or if the model is no classifier.
 pub(crate) fn pipelined(args: &StepArgs, batch: usize) -> Result<Option<Pipelined>> {
     let is_xla = matches!(args.devices[0], Device::Xla { .. });
-    let Some(classifier) = Classifier::from_model(args.model).filter(|_| is_xla && !args.distributed) else {
+    let Some(classifier) = Classifier::from_model(args.model)
+        .filter(|_| is_xla && !args.trainer.is_some_and(Trainer::is_distributed))
+    else {
         return Ok(None);
     };
     let image: Vec<usize> = std::iter::once(batch).chain(classifier.sizes.iter().copied()).collect();
@@ -160,10 +162,10 @@ pub(crate) fn measure(args: &StepArgs) -> Result<()> {
     let (ms, constant_ms, ratio) = (dataflow * 1e3, constant * 1e3, dataflow / constant);
     if args.json {
         println!(
-            "{{\"model\":\"{name}\",\"input\":\"dataflow\",\"devices\":\"{devices}\",\"dtype\":\"{}\",\
+            "{{\"model\":\"{name}\",\"input\":\"dataflow\",\"devices\":\"{devices}\",\"precision\":\"{}\",\
              \"batch\":{batch},\"steps\":{},\"steps_per_launch\":{},\"ms_per_step\":{ms:.4},\"constant_ms_per_step\":{constant_ms:.4},\
              \"over_constant\":{ratio:.4},\"examples_per_s\":{rate:.1}}}",
-            args.dtype, args.steps, args.steps_per_launch
+            args.precision, args.steps, args.steps_per_launch
         );
     } else {
         println!(

@@ -103,9 +103,28 @@ enum Command {
     Network(network::CommandArgs),
 }
 
-/// The values of `--dtype`.
-const DTYPES: [(&str, Precision); 3] =
-    [("f32", Precision::Tf32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
+/// The values of `--precision`.
+const PRECISIONS: [(&str, Precision); 4] =
+    [("f32", Precision::F32), ("tf32", Precision::Tf32), ("bf16", Precision::Bf16), ("f16", Precision::F16)];
+
+/// The trainer of several towers, as the `--trainer` of the examples names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Trainer {
+    /// The devices of this process; each tower updates its own copy of the variables.
+    SyncReplicated,
+    /// The devices of this process; each tower updates its share of the variables.
+    SyncPs,
+    /// Together with the other processes that a launcher started.
+    DistReplicated,
+    /// Together with the other processes; each updates its share of the variables.
+    DistPs,
+}
+
+impl Trainer {
+    fn is_distributed(self) -> bool {
+        matches!(self, Trainer::DistReplicated | Trainer::DistPs)
+    }
+}
 
 /// The options of `bench -- step`.
 #[derive(Debug, Args)]
@@ -116,15 +135,15 @@ struct StepArgs {
     /// The devices, with a tower on each.
     #[arg(long, value_name = "LIST", default_value = "cpu:0", value_delimiter = ',', action = ArgAction::Set)]
     devices: Vec<Device>,
-    /// Train together with the other processes that a launcher started.
-    #[arg(long)]
-    distributed: bool,
+    /// The trainer; defaults to sync-replicated if there are several devices.
+    #[arg(long, value_name = "NAME", value_enum)]
+    trainer: Option<Trainer>,
     /// The batch size of each tower; the default depends on the model.
     #[arg(long, value_name = "B")]
     batch: Option<usize>,
-    /// The precision of activations and matrix products; f32 is TF32 on NVIDIA GPUs.
-    #[arg(long, default_value = "f32", value_parser = one_of(&DTYPES))]
-    dtype: Precision,
+    /// The precision of activations and matrix products; tf32 is f32 on all devices but NVIDIA GPUs.
+    #[arg(long, default_value = "tf32", value_parser = one_of(&PRECISIONS))]
+    precision: Precision,
     /// Threads of each device.
     #[arg(long = "threads-per-device", value_name = "N")]
     threads: Option<usize>,
@@ -201,20 +220,21 @@ mod tests {
         };
         let plain = args("bench step");
         assert_eq!(
-            (plain.model, plain.batch, plain.dtype, plain.steps),
+            (plain.model, plain.batch, plain.precision, plain.steps),
             (Model::Mlp, None, Precision::Tf32, 50)
         );
         assert_eq!((&plain.devices[..], plain.threads, plain.isa), (&[Device::Cpu(0)][..], None, None));
-        assert_eq!(plain.steps_per_launch, 1);
+        assert_eq!((plain.trainer, plain.steps_per_launch), (None, 1));
         let given = args(
-            "bench step --model resnet50 --devices cpu:0,cpu:1 --batch 8 --dtype bf16 --threads-per-device 2 \
-             --steps 3 --isa avx2 --json --profile --plan --input dataflow",
+            "bench step --model resnet50 --devices cpu:0,cpu:1 --batch 8 --precision bf16 --threads-per-device 2 \
+             --trainer sync-ps --steps 3 --isa avx2 --json --profile --plan --input dataflow",
         );
-        assert_eq!((given.model, given.batch, given.dtype), (Model::Resnet50, Some(8), Precision::Bf16));
+        assert_eq!((given.model, given.batch, given.precision), (Model::Resnet50, Some(8), Precision::Bf16));
         assert_eq!(
             (given.devices.len(), given.threads, given.steps, given.isa),
             (2, Some(2), 3, Some(Isa::Avx2))
         );
+        assert_eq!(given.trainer, Some(Trainer::SyncPs));
         assert!(given.json && given.profile && given.plan && given.input == Input::Dataflow);
     }
 

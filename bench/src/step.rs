@@ -3,7 +3,7 @@
 use crate::data_pipeline::{self, Pipelined};
 use crate::memory::peak_rss_mb;
 use crate::models::Model;
-use crate::{StepArgs, roofline, towers};
+use crate::{StepArgs, Trainer, roofline, towers};
 use std::time::{Duration, Instant};
 use tensorpack::graph::{Fetch, Graph, Precision};
 use tensorpack::runtime::{Device, IntoFetch, Session, SessionOptions};
@@ -32,12 +32,11 @@ pub(crate) fn one_tower(model: Model, batch: usize, precision: Precision) -> Res
 pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
     let batch = args.batch.unwrap_or(args.model.batch());
     let (Built { graph, cost, step, inputs }, group) = match args.devices[..] {
-        _ if args.distributed => {
-            let (built, group) = towers::build_distributed(args.model, batch, args.dtype, &args.devices)?;
-            (built, Some(group))
+        [_] if args.trainer.is_none() => (one_tower(args.model, batch, args.precision)?, None),
+        _ => {
+            let trainer = args.trainer.unwrap_or(Trainer::SyncReplicated);
+            towers::build(trainer, args.model, batch, args.precision, &args.devices)?
         }
-        [_] => (one_tower(args.model, batch, args.dtype)?, None),
-        _ => (towers::build(args.model, batch, args.dtype, &args.devices)?, None),
     };
     let session_options = SessionOptions {
         device: args.devices[0],

@@ -1,5 +1,6 @@
 //! A reference model on several devices, built by the synchronous trainer.
 
+use crate::Trainer;
 use crate::classifier::Classifier;
 use crate::models::Model;
 use crate::step::Built;
@@ -11,33 +12,46 @@ use tensorpack::graph::{Fetch, Precision, UPDATE_OPS};
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::runtime::Device;
 use tensorpack::train::{
-    DistributedTrainerReplicated, SingleCostTrainer, Strategy, SyncMultiGpuTrainerReplicated,
+    DistributedTrainerParameterServer, DistributedTrainerReplicated, SingleCostTrainer,
+    SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated,
 };
 use tensorpack::{Error, Result};
 
-/// Builds a tower on each device, each with a batch of this size, with the synchronous trainer.
-pub(crate) fn build(model: Model, batch: usize, precision: Precision, devices: &[Device]) -> Result<Built> {
-    let trainer = SyncMultiGpuTrainerReplicated::on(devices.iter().copied());
-    build_with(trainer, model, batch, precision, 0..devices.len(), devices.len())
-}
-
-/// Like [`build`], in every process of a group, which is returned.
-pub(crate) fn build_distributed(
+/// Builds a tower on each device, each with a batch of this size. A distributed trainer builds its part
+/// in every process of a group, which is returned.
+pub(crate) fn build(
+    trainer: Trainer,
     model: Model,
     batch: usize,
     precision: Precision,
     devices: &[Device],
-) -> Result<(Built, Arc<ProcessGroup>)> {
-    let trainer = DistributedTrainerReplicated::on(devices.iter().copied());
-    let group = trainer.join()?.clone();
-    let (first, total) = (group.rank() * devices.len(), group.size() * devices.len());
-    let built = build_with(trainer, model, batch, precision, first..first + devices.len(), total)?;
-    Ok((built, group))
+) -> Result<(Built, Option<Arc<ProcessGroup>>)> {
+    let (on, count) = (devices.iter().copied(), devices.len());
+    let alone = |trainer| Ok((build_with(trainer, model, batch, precision, 0..count, count)?, None));
+    let together = |trainer, group: Arc<ProcessGroup>| {
+        let (first, total) = (group.rank() * count, group.size() * count);
+        let built = build_with(trainer, model, batch, precision, first..first + count, total)?;
+        Ok((built, Some(group)))
+    };
+    match trainer {
+        Trainer::SyncReplicated => alone(SyncMultiGpuTrainerReplicated::on(on).into()),
+        Trainer::SyncPs => alone(SyncMultiGpuTrainerParameterServer::on(on).into()),
+        Trainer::DistReplicated => {
+            let trainer = DistributedTrainerReplicated::on(on);
+            let group = trainer.join()?.clone();
+            together(trainer.into(), group)
+        }
+        Trainer::DistPs => {
+            let trainer = DistributedTrainerParameterServer::on(on);
+            let group = trainer.join()?.clone();
+            together(trainer.into(), group)
+        }
+    }
 }
 
 /// Builds the towers `here` of `total`.
 fn build_with(
-    trainer: impl Strategy + 'static,
+    trainer: SingleCostTrainer,
     model: Model,
     batch: usize,
     precision: Precision,
@@ -52,7 +66,7 @@ fn build_with(
     // Only the names of its inputs are used: the step is fed directly.
     let input = FeedInput::new(FromList::new(Vec::new())).boxed();
     let signature = classifier.inputs();
-    let trainer = SingleCostTrainer::from(trainer).precision(precision).setup_graph(
+    let trainer = trainer.precision(precision).setup_graph(
         signature,
         input,
         move |t, x| classifier.cost(t, x),

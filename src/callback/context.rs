@@ -3,6 +3,7 @@
 use super::train_state::{Progress, TrainState};
 use crate::graph::{Fetch, Graph, Op, Tensor, VariableId, VariableInfo, split_tower};
 use crate::monitor::Monitors;
+use crate::predict::OnlinePredictor;
 use crate::runtime::{Cadence, FetchHandle, Interrupt, Session, StepProgram};
 use crate::tower::{TowerContext, TowerFunc, TowerHandle, Towers};
 use std::ops::Deref;
@@ -93,6 +94,41 @@ impl GraphCx<'_> {
     pub fn inference_tower(&mut self, scope: &str) -> Result<TowerHandle> {
         let t = TowerContext::inference(self.graph);
         self.tower_func(scope)?.infer_in(&t, scope)
+    }
+
+    /// Builds a predictor from the named inputs to the named outputs of the model, which predicts
+    /// with the current weights. Call it in a later hook, with
+    /// [`TrainCx::session`](TrainCx::session).
+    ///
+    /// ```
+    /// use tensorpack::callback::{GraphCx, TrainCx};
+    /// use tensorpack::predict::OnlinePredictor;
+    /// use tensorpack::prelude::*;
+    ///
+    /// /// Records the probability of the first class for one image.
+    /// struct Watch {
+    ///     image: HostTensor,
+    ///     predictor: Option<OnlinePredictor>,
+    /// }
+    ///
+    /// impl Callback for Watch {
+    ///     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+    ///         self.predictor = Some(g.predictor(&["image"], &["probability"])?);
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+    ///         let Some(predictor) = &self.predictor else { return Ok(()) };
+    ///         let outputs = predictor.predict(cx.session(), &[&self.image])?;
+    ///         cx.put_scalar("first_class", outputs[0].to_f64_vec()[0]);
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    #[doc(alias = "get_predictor")]
+    pub fn predictor(&mut self, inputs: &[&str], outputs: &[&str]) -> Result<OnlinePredictor> {
+        let t = TowerContext::inference(self.graph);
+        OnlinePredictor::new(self.tower_func("a predictor")?, &t, inputs, outputs)
     }
 
     /// The function that built the model, for other kinds of towers: several that run in parallel, or one that reads

@@ -187,7 +187,7 @@ impl InferenceRunner {
         group.rendezvous().set_activity("validating");
         let tensors = values.into_iter().enumerate().map(|(i, value)| (i.to_string(), value)).collect();
         let state = json!({ SIGNAL: cx.state.signals.signal() });
-        let own = Checkpoint { global_step: 0, tensors, state };
+        let own = Checkpoint { global_step: 0, tensors, input_tensors: Vec::new(), state };
         let (mut all, mut signals) = (Vec::new(), Vec::new());
         for bytes in group.gather_all(&own.to_bytes()?, cx.session().deadline())? {
             let Checkpoint { tensors: mut of_rank, state, .. } = Checkpoint::from_bytes(&bytes)?;

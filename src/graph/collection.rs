@@ -29,6 +29,8 @@ pub const REGULARIZATION_LOSSES: &str = "regularization_losses";
 pub const FLUSH_OPS: &str = "flush_ops";
 /// Scalars that control training and can be set while it runs, such as learning rates.
 pub const HYPER_PARAMS: &str = "hyper_params";
+/// The gradients that optimizers receive: averaged over towers, before any processor.
+pub const GRADIENTS: &str = "gradients";
 /// Moving averages of trainable variables.
 pub const EMA_VARIABLES: &str = "ema_variables";
 

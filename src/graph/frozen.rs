@@ -14,6 +14,7 @@ pub struct Frozen {
     nodes: Vec<Node>,
     variables: Vec<VariableInfo>,
     collections: Collections,
+    layers: Vec<(String, TensorId)>,
     names: HashMap<String, TensorId>,
     first_tower: usize,
     late: Arc<LateError>,
@@ -40,6 +41,7 @@ impl Frozen {
             nodes: b.nodes,
             variables: b.variables,
             collections: b.collections,
+            layers: b.layers,
             names: b.names,
             first_tower: b.first_tower,
             late,
@@ -49,6 +51,12 @@ impl Frozen {
     /// Returns the identifier of the [`Graph`](super::Graph) this was frozen from.
     pub fn uid(&self) -> u64 {
         self.uid
+    }
+
+    /// Returns the outermost layers in the order they were built: their names, without that of a
+    /// tower, and their outputs.
+    pub fn layers(&self) -> &[(String, TensorId)] {
+        &self.layers
     }
 
     /// Returns the index of the first tower of this graph among those of all processes.

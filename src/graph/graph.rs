@@ -38,6 +38,9 @@ pub(super) struct Building {
     pub(super) nodes: Vec<Node>,
     pub(super) variables: Vec<VariableInfo>,
     pub(super) collections: Collections,
+    /// The outermost layers of the first tower that has them: names without the tower's, and
+    /// outputs.
+    pub(super) layers: Vec<(String, TensorId)>,
     /// Tensors by name: names given by users and names of nodes.
     pub(super) names: HashMap<String, TensorId>,
     taken: HashMap<String, u32>,
@@ -47,6 +50,12 @@ pub(super) struct Building {
     /// Functions applied to updates before they reach their variables, outermost first.
     pub(super) gates: Vec<Gate>,
     pub(super) tower: usize,
+    /// The recompute blocks that new nodes belong to, outermost first.
+    pub(super) blocks: Vec<u32>,
+    /// The number of recompute blocks so far.
+    pub(super) block_count: u32,
+    /// The order of the derivative that new nodes are part of.
+    pub(super) order: u32,
     /// The precision of towers.
     pub(super) precision: Precision,
     pub(super) loss_scale: LossScale,
@@ -74,6 +83,7 @@ impl Graph {
             nodes: Vec::new(),
             variables: Vec::new(),
             collections: Collections::new(),
+            layers: Vec::new(),
             names: HashMap::new(),
             taken: HashMap::new(),
             variable_names: HashMap::new(),
@@ -81,6 +91,9 @@ impl Graph {
             variable_scope: Vec::new(),
             gates: Vec::new(),
             tower: 0,
+            blocks: Vec::new(),
+            block_count: 0,
+            order: 0,
             precision: Precision::default(),
             loss_scale: LossScale::default(),
             contractions: None,
@@ -225,7 +238,7 @@ impl Graph {
         let full = b.unique(&base);
         let site = self.site(caller);
         let node = NodeId(b.nodes.len() as u32);
-        let tower = b.tower;
+        let (tower, blocks, order) = (b.tower, b.blocks.clone(), b.order);
         let inputs = inputs.iter().filter_map(|t| t.id).collect();
         b.names.insert(full.clone(), TensorId { node, output: 0 });
         b.nodes.push(Node {
@@ -238,6 +251,8 @@ impl Graph {
             role: Role::Plain,
             costs: Vec::new(),
             tower,
+            blocks,
+            order,
             infinite: false,
         });
         let tensor =
@@ -357,6 +372,13 @@ impl Graph {
     /// for every tower.
     pub(crate) fn first_time(&self, what: &str) -> bool {
         self.building().is_some_and(|mut b| b.logged.insert(what.to_string()))
+    }
+
+    /// Records a layer and its output, for summaries of the model.
+    pub(crate) fn add_layer(&self, name: String, output: TensorId) {
+        if let Some(mut b) = self.building() {
+            b.layers.push((name, output));
+        }
     }
 
     #[track_caller]

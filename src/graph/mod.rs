@@ -6,6 +6,7 @@
 
 mod call_site;
 mod collection;
+mod copy_variables;
 mod exported;
 mod frozen;
 mod gate;
@@ -25,8 +26,9 @@ mod tensor;
 mod variable;
 
 pub use collection::{
-    Collection, EMA_VARIABLES, FLUSH_OPS, GLOBAL_VARIABLES, HYPER_PARAMS, IMAGE_SUMMARIES, LOCAL_VARIABLES,
-    MODEL_VARIABLES, MOVING_SUMMARIES, REGULARIZATION_LOSSES, SUMMARIES, TRAINABLE_VARIABLES, UPDATE_OPS,
+    Collection, EMA_VARIABLES, FLUSH_OPS, GLOBAL_VARIABLES, GRADIENTS, HYPER_PARAMS, IMAGE_SUMMARIES,
+    LOCAL_VARIABLES, MODEL_VARIABLES, MOVING_SUMMARIES, REGULARIZATION_LOSSES, SUMMARIES,
+    TRAINABLE_VARIABLES, UPDATE_OPS,
 };
 pub use exported::Exported;
 pub use frozen::{Fetch, Frozen};

@@ -94,6 +94,11 @@ pub struct Node {
     pub costs: Vec<NodeId>,
     /// The tower it was built in; 0 outside towers.
     pub tower: usize,
+    /// The recompute blocks that it was built in, outermost first.
+    pub blocks: Vec<u32>,
+    /// The order of the derivative that it is part of: 0 for what users build, and for the gradient
+    /// of a node one more than that node's.
+    pub order: u32,
     /// Whether this is an input that accepts infinities.
     pub infinite: bool,
 }

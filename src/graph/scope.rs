@@ -63,26 +63,43 @@ impl Graph {
         build()
     }
 
-    /// Runs `build` and attributes every new node to the source line, name and tower of `node`, so
-    /// that gradients belong to their forward node.
+    /// Runs `build` and attributes every new node to the source line, name, tower and recompute
+    /// blocks of `node`, so that gradients belong to their forward node.
     pub(crate) fn on_behalf_of<R>(&self, node: NodeId, build: impl FnOnce() -> R) -> R {
-        let Some((site, scope, tower)) = self.built().map(|b| {
+        let Some((site, scope, tower, blocks, order)) = self.built().map(|b| {
             let n = &b.nodes[node.0 as usize];
             let (prefix, own) = name::split_tower(&n.name);
-            (n.site, format!("{prefix}gradients/{own}"), n.tower)
+            (n.site, format!("{prefix}gradients/{own}"), n.tower, n.blocks.clone(), n.order.saturating_add(1))
         }) else {
             return build();
         };
         let outer = self.building().map(|mut b| {
             let scope = std::mem::replace(&mut b.name_scope, vec![scope]);
             let tower = std::mem::replace(&mut b.tower, tower);
-            (self.sites().inherited.replace(site), scope, tower)
+            let blocks = std::mem::replace(&mut b.blocks, blocks);
+            let order = std::mem::replace(&mut b.order, order);
+            (self.sites().inherited.replace(site), scope, tower, blocks, order)
         });
         let _guard = OnDrop(|| {
-            if let (Some(mut b), Some((site, scope, tower))) = (self.building(), outer.clone()) {
+            if let (Some(mut b), Some((site, scope, tower, blocks, order))) = (self.building(), outer.clone())
+            {
                 self.sites().inherited = site;
-                b.name_scope = scope;
-                b.tower = tower;
+                (b.name_scope, b.tower, b.blocks, b.order) = (scope, tower, blocks, order);
+            }
+        });
+        build()
+    }
+
+    /// Runs `build` as a recompute block: its gradients compute the results of its nodes again.
+    pub(crate) fn recompute<R>(&self, build: impl FnOnce() -> R) -> R {
+        if let Some(mut b) = self.building() {
+            let block = b.block_count;
+            b.block_count += 1;
+            b.blocks.push(block);
+        }
+        let _guard = OnDrop(|| {
+            if let Some(mut b) = self.building() {
+                b.blocks.pop();
             }
         });
         build()

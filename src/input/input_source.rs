@@ -25,6 +25,13 @@ pub trait InputSource {
     /// prefetched). [`Value::Null`] if the source has no state.
     fn state(&self) -> Value;
 
+    /// Returns the tensors that belong to the state, by name, such as the content of a replay
+    /// buffer. Checkpoints store them in a file of their own, and a resumed run gets them back in
+    /// [`Start::tensors`]. Called whenever `state` is, so it should be cheap. Defaults to none.
+    fn state_tensors(&self) -> Result<Vec<(String, HostTensor)>> {
+        Ok(Vec::new())
+    }
+
     /// Returns a checksum of some of the data, to tell whether another process has the same; `None`
     /// if it cannot be read twice. Defaults to `None`.
     fn checksum(&self, seed: u64) -> Result<Option<u32>> {
@@ -67,6 +74,8 @@ pub struct Start<'a> {
     pub seed: u64,
     /// The state to resume from; [`Value::Null`] at the start of a run.
     pub at: &'a Value,
+    /// What [`InputSource::state_tensors`] returned with that state; empty at the start of a run.
+    pub tensors: &'a [(String, HostTensor)],
     /// Checked in every wait, so that the source can be interrupted.
     pub interrupt: &'a Interrupt,
     /// Transfers batches to their devices ahead of time, if the devices benefit from it.

@@ -59,6 +59,10 @@ impl InputSource for RemapInput {
         self.inner.state()
     }
 
+    fn state_tensors(&self) -> Result<Vec<(String, HostTensor)>> {
+        self.inner.state_tensors()
+    }
+
     fn cannot_resume(&self) -> Option<String> {
         self.inner.cannot_resume()
     }

@@ -23,6 +23,9 @@ pub struct Checkpoint {
     pub global_step: u64,
     /// Variables by name.
     pub tensors: Vec<(String, HostTensor)>,
+    /// The tensors of the input's state, by name, such as the content of a replay buffer. Empty for
+    /// most runs.
+    pub input_tensors: Vec<(String, HostTensor)>,
     /// Everything else: counters, seeds, the position in the data, the state of callbacks and
     /// monitors.
     pub state: Value,
@@ -59,6 +62,10 @@ impl From<LoadError> for Error {
 pub(super) type Files<'a> = Vec<(&'static str, Vec<Cow<'a, [u8]>>)>;
 
 const TENSORS: &str = "tensors.safetensors";
+/// Only in checkpoints of runs whose input has tensors in its state.
+const INPUT_TENSORS: &str = "input.safetensors";
+/// The prefix of these tensors' names in [`Checkpoint::to_bytes`].
+const INPUT_PREFIX: &str = "input:";
 const STATE: &str = "state.json";
 const MANIFEST: &str = "manifest.json";
 const STEP: &str = "global_step";
@@ -113,7 +120,7 @@ impl Checkpoint {
         }
         let mut state = state;
         state.insert(TRAINING_ONLY.into(), training_only.into());
-        Ok(Checkpoint { global_step, tensors, state: Value::Object(state) })
+        Ok(Checkpoint { global_step, tensors, input_tensors: Vec::new(), state: Value::Object(state) })
     }
 
     /// Restores the variables that `which` selects, bit for bit. Returns an error and changes
@@ -147,11 +154,18 @@ impl Checkpoint {
         known.into_iter().try_for_each(|(name, value)| session.write(name, value))
     }
 
-    /// Returns whether a path is the folder of a checkpoint.
+    /// Returns whether a path is the folder of a checkpoint. The directory of a run has a file of
+    /// the same name, which lists the starts of the run.
     pub(super) fn is_at(path: &Path) -> Result<bool> {
         let manifest = path.join(MANIFEST);
-        match std::fs::metadata(&manifest) {
-            Ok(about) => Ok(about.is_file()),
+        let is_of_run = |text: &[u8]| {
+            serde_json::from_slice::<Value>(text).is_ok_and(|manifest| manifest.get("starts").is_some())
+        };
+        match std::fs::metadata(&manifest).map(|about| about.is_file()) {
+            Ok(true) => {
+                std::fs::read(&manifest).map(|text| !is_of_run(&text)).map_err(failed("read", &manifest))
+            }
+            Ok(false) => Ok(false),
             Err(e) if is_missing(&e) => Ok(false),
             Err(e) => Err(failed("read", &manifest)(e)),
         }
@@ -174,10 +188,14 @@ impl Checkpoint {
     pub(super) fn load_from(disk: &dyn Disk, folder: &Path) -> Result<Checkpoint, LoadError> {
         let manifest = Manifest::load(disk, folder)?;
         let (tensors, _) = manifest.read(disk, folder, TENSORS, safetensors::parse)?;
+        let input_tensors = match manifest.lists(INPUT_TENSORS) {
+            true => manifest.read(disk, folder, INPUT_TENSORS, safetensors::parse)?.0,
+            false => Vec::new(),
+        };
         let state = manifest.read(disk, folder, STATE, |from, _| {
             serde_json::from_reader(from).map_err(|e| Error::new(ErrorKind::Io, e.to_string()))
         })?;
-        Ok(Checkpoint { global_step: manifest.global_step, tensors, state })
+        Ok(Checkpoint { global_step: manifest.global_step, tensors, input_tensors, state })
     }
 
     /// Returns the checkpoint as bytes, for another process.
@@ -186,7 +204,9 @@ impl Checkpoint {
             (STATE.into(), self.state.to_string()),
             (STEP.into(), self.global_step.to_string()),
         ]);
-        Ok(safetensors::encode(&self.tensors, &metadata)?.concat())
+        let of_input = self.input_tensors.iter().map(|(n, t)| (format!("{INPUT_PREFIX}{n}"), t.clone()));
+        let tensors: Vec<_> = self.tensors.iter().cloned().chain(of_input).collect();
+        Ok(safetensors::encode(&tensors, &metadata)?.concat())
     }
 
     /// Returns the checkpoint of [`Checkpoint::to_bytes`].
@@ -196,7 +216,14 @@ impl Checkpoint {
         let text = |key: &str| metadata.get(key).map_or("", String::as_str);
         let global_step = text(STEP).parse().map_err(|_| malformed(STEP))?;
         let state = serde_json::from_str(text(STATE)).map_err(|_| malformed(STATE))?;
-        Ok(Checkpoint { global_step, tensors, state })
+        let (mut of_variables, mut of_input) = (Vec::new(), Vec::new());
+        for (name, value) in tensors {
+            match name.strip_prefix(INPUT_PREFIX) {
+                Some(name) => of_input.push((name.to_string(), value)),
+                None => of_variables.push((name, value)),
+            }
+        }
+        Ok(Checkpoint { global_step, tensors: of_variables, input_tensors: of_input, state })
     }
 
     /// Returns the tensor `name`.
@@ -209,6 +236,9 @@ impl Checkpoint {
         let state = vec![Cow::Owned(format!("{}\n", self.state).into_bytes())];
         let mut files =
             vec![(TENSORS, safetensors::encode(&self.tensors, &Metadata::new())?), (STATE, state)];
+        if !self.input_tensors.is_empty() {
+            files.push((INPUT_TENSORS, safetensors::encode(&self.input_tensors, &Metadata::new())?));
+        }
         let manifest = Manifest {
             sequence,
             global_step: self.global_step,
@@ -303,6 +333,11 @@ impl Manifest {
                 .ok_or_else(|| corrupted("saved_at is out of range"))?,
             files: files.collect::<Result<_>>()?,
         })
+    }
+
+    /// Returns whether the checkpoint has this file.
+    fn lists(&self, name: &str) -> bool {
+        self.files.iter().any(|(n, _)| n == name)
     }
 
     /// Reads and parses a file, and verifies its length and checksum.
@@ -427,6 +462,7 @@ mod tests {
                 ("w".into(), HostTensor::new([2], vec![1.0f32, -2.0]).unwrap()),
                 ("flag".into(), HostTensor::new([1], vec![true]).unwrap()),
             ],
+            input_tensors: Vec::new(),
             state: json!({"epoch": 1}),
         };
         assert_eq!(Checkpoint::load(folder.path()).unwrap(), expected);

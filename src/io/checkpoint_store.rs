@@ -11,6 +11,7 @@ use super::disk::{
     self, Disk, RealDisk, UNFINISHED, create_dir_durably, failed, is_missing, length, unfinished,
     write_atomically,
 };
+use crate::graph::nearest_names;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -247,12 +248,35 @@ pub(super) fn latest(disk: &dyn Disk, dir: &Path) -> Result<Option<(PathBuf, Che
     Err(error.note("use --fresh or another --logdir to start over"))
 }
 
+/// Returns the folder of the checkpoint with this tag in a directory of checkpoints.
+pub(super) fn tagged(disk: &dyn Disk, dir: &Path, tag: &str) -> Result<PathBuf> {
+    if let Some(folder) = pointed_at(disk, &dir.join(tag_file(tag)?))? {
+        return Ok(folder);
+    }
+    let saved = list(disk, dir)?;
+    let known = saved.iter().flat_map(|s| s.tags.iter().map(String::as_str));
+    let why = format!("no checkpoint in {} has the tag {tag:?}", dir.display());
+    Err(Error::new(ErrorKind::Name, why).note(nearest_names("tags", tag, known)))
+}
+
+/// Returns the folder that a pointer file names: that of a tag, or `latest`. Returns `None` if the
+/// file does not exist or does not name a checkpoint.
+pub(super) fn pointed_at(disk: &dyn Disk, file: &Path) -> Result<Option<PathBuf>> {
+    Ok(read_pointer(disk, file)?.map(|name| file.with_file_name(name)))
+}
+
 /// Adds advice to the error of a checkpoint that cannot be read but may be intact.
 fn may_be_intact(e: Error, folder: &Path) -> Error {
     e.note(format!(
         "the checkpoint may be intact: try again, or move {} elsewhere to use an older one",
         folder.display()
     ))
+}
+
+/// Returns the checkpoints of a run, oldest first, without its lock: a run may be writing them.
+/// Skips those with a damaged manifest, with a warning.
+pub fn list_checkpoints(run: impl AsRef<Path>) -> Result<Vec<CheckpointInfo>> {
+    list(&RealDisk, &run.as_ref().join("checkpoints"))
 }
 
 /// Returns all checkpoints in a directory, oldest first.

@@ -3,6 +3,7 @@
 use super::weight_map::with_lists;
 use super::{Checkpoint, WeightLayout, WeightMap};
 use crate::graph::{GLOBAL_VARIABLES, MODEL_VARIABLES, NamePattern, TRAINABLE_VARIABLES};
+use crate::optim::EMA_PREFIX;
 use crate::runtime::Session;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -30,16 +31,38 @@ impl Source {
         let training_only = checkpoint.training_only();
         Source { training_only, ..Source::new(folder.display(), checkpoint.tensors) }
     }
+
+    /// Replaces each tensor that has a moving average by the average.
+    fn averaged(&self) -> Result<Source> {
+        let mut tensors = BTreeMap::new();
+        let mut count = 0;
+        for (name, value) in self.tensors.iter().filter(|(name, _)| !name.starts_with(EMA_PREFIX)) {
+            let average = self.tensors.get(&format!("{EMA_PREFIX}{name}"));
+            count += usize::from(average.is_some());
+            tensors.insert(name.clone(), average.unwrap_or(value).clone());
+        }
+        if count == 0 {
+            let why = format!("{} has no moving averages of variables", self.from);
+            return Err(Error::new(ErrorKind::Name, why)
+                .note("train with Ema::new(optimizer, decay), or remove on_ema()"));
+        }
+        let training_only = self.training_only.clone();
+        Ok(Source { from: self.from.clone(), tensors, training_only })
+    }
 }
 
 /// Allowed differences between the names and shapes of a source and those of the graph.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Matching {
     pub(super) prefix: Option<String>,
+    /// If there are any, only names that match one of them are loaded.
+    pub(super) only: Vec<NamePattern>,
     pub(super) ignore: Vec<NamePattern>,
     pub(super) ignore_mismatch: bool,
     pub(super) layouts: Vec<(NamePattern, WeightLayout)>,
     pub(super) map: Option<WeightMap>,
+    /// Whether moving averages are loaded in place of the variables.
+    pub(super) on_ema: bool,
 }
 
 /// All mismatches between source and graph, as messages.
@@ -57,7 +80,13 @@ impl Matching {
     /// unless `ignore_mismatch` is set.
     pub(super) fn load(&self, source: &Source, session: &Session) -> Result<()> {
         let mut unmapped = Vec::new();
-        let mapped;
+        let (averaged, mapped);
+        let source = if self.on_ema {
+            averaged = source.averaged()?;
+            &averaged
+        } else {
+            source
+        };
         let source = match &self.map {
             Some(map) => {
                 let theirs: Vec<_> = source.tensors.iter().map(|(n, t)| (n.clone(), t.clone())).collect();
@@ -103,7 +132,7 @@ impl Matching {
         for id in ids(GLOBAL_VARIABLES) {
             let variable = &graph.variables()[id as usize];
             let Some(name) = self.name_in_source(&variable.name) else { continue };
-            if self.ignores(name) || self.map.as_ref().is_some_and(|map| !map.selects(name)) {
+            if !self.selects(name) || self.map.as_ref().is_some_and(|map| !map.selects(name)) {
                 continue;
             }
             let Some(value) = source.tensors.get(name) else {
@@ -131,7 +160,7 @@ impl Matching {
         }
         let training_only = |name| source.training_only.as_ref().is_none_or(|names| names.contains(name));
         let unused = source.tensors.iter().filter(|(name, _)| {
-            !looked_up.contains(name.as_str()) && !self.ignores(name) && !training_only(*name)
+            !looked_up.contains(name.as_str()) && self.selects(name) && !training_only(*name)
         });
         mismatches.unexpected = unused.map(|(n, t)| format!("{n} {}{:?}", t.dtype(), t.sizes())).collect();
         mismatches.missing.sort();
@@ -147,11 +176,13 @@ impl Matching {
         }
     }
 
-    fn ignores(&self, name: &str) -> bool {
-        self.ignore.iter().any(|pattern| pattern.matches(name))
+    /// Returns whether the tensor of this name is to be loaded.
+    fn selects(&self, name: &str) -> bool {
+        let any = |patterns: &[NamePattern]| patterns.iter().any(|pattern| pattern.matches(name));
+        (self.only.is_empty() || any(&self.only)) && !any(&self.ignore)
     }
 
-    /// Checks that every layout pattern matches a saved tensor, and every ignore pattern a saved
+    /// Checks that every layout pattern matches a saved tensor, and every other pattern a saved
     /// tensor or a variable.
     fn check_patterns(&self, source: &Source, session: &Session) -> Result<()> {
         let saved = || source.tensors.keys().map(String::as_str);
@@ -160,7 +191,7 @@ impl Matching {
         }
         let variables = session.graph().variables().iter().filter_map(|v| self.name_in_source(&v.name));
         let either: Vec<&str> = saved().chain(variables).collect();
-        for pattern in &self.ignore {
+        for pattern in self.only.iter().chain(&self.ignore) {
             pattern.check_among("name", either.iter().copied())?;
         }
         Ok(())

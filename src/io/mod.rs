@@ -20,11 +20,12 @@ mod session_init;
 
 pub use checkpoint::Checkpoint;
 pub(crate) use checkpoint_store::check_tag;
-pub use checkpoint_store::{CheckpointInfo, CheckpointStore, Keep};
+pub use checkpoint_store::{CheckpointInfo, CheckpointStore, Keep, list_checkpoints};
 pub use disk::{DirEntry, Disk, OpenFile, Parts, RealDisk};
 pub(crate) use disk::{failed, write_atomically};
 use matching::Source;
 pub use run_lock::RunLock;
+pub(crate) use run_lock::host;
 pub use session_init::{
     ChainInit, DictRestore, JustCurrentSession, SaverRestore, SessionInit, dump_model_variables,
     export_variables, smart_init,

@@ -72,7 +72,7 @@ fn taken(dir: &Path, file: &mut File) -> Error {
 }
 
 /// Returns the name of this machine: a log directory may be shared by several.
-fn host() -> String {
+pub(crate) fn host() -> String {
     let name =
         fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
     let name = name.ok().map(|n| n.trim().to_string()).filter(|n| !n.is_empty());

@@ -24,8 +24,9 @@ impl SessionInit for JustCurrentSession {
     }
 }
 
-/// Loads a checkpoint (its folder, or a log directory for the latest one) or a file of tensors:
-/// `.safetensors`, `.npz`, or PyTorch's `.pt` and `.pth` (see [`pytorch`](super::pytorch)).
+/// Loads a checkpoint (its folder, the file of a tag, or a log directory for the latest one) or a
+/// file of tensors: `.safetensors`, `.npz`, or PyTorch's `.pt` and `.pth` (see
+/// [`pytorch`](super::pytorch)).
 ///
 /// The source must contain exactly the variables that inference needs, with the same shapes.
 /// Otherwise nothing is loaded, and the error lists what is missing, what is unexpected and which
@@ -35,13 +36,14 @@ impl SessionInit for JustCurrentSession {
 pub struct SaverRestore {
     path: PathBuf,
     key: Option<String>,
+    tag: Option<String>,
     matching: Matching,
 }
 
 impl SaverRestore {
     /// Loads from `path`.
     pub fn new(path: impl Into<PathBuf>) -> SaverRestore {
-        SaverRestore { path: path.into(), key: None, matching: Matching::default() }
+        SaverRestore { path: path.into(), key: None, tag: None, matching: Matching::default() }
     }
 
     /// Loads the dictionary under `key` of a PyTorch file, such as `model_ema`. Without a key, the
@@ -50,11 +52,22 @@ impl SaverRestore {
     pub fn key(self, key: impl Into<String>) -> SaverRestore {
         SaverRestore { key: Some(key.into()), ..self }
     }
+
+    /// Loads the checkpoint with this tag, such as `min-validation_cost`, which a `MinSaver` writes.
+    /// The path must be a log directory.
+    #[must_use]
+    pub fn tag(self, tag: impl Into<String>) -> SaverRestore {
+        SaverRestore { tag: Some(tag.into()), ..self }
+    }
 }
 
 impl SessionInit for SaverRestore {
     fn init(&self, session: &Session) -> Result<()> {
-        self.matching.load(&tensor_file::open(&self.path, self.key.as_deref())?, session)
+        let source = match &self.tag {
+            Some(tag) => tensor_file::open_tagged(&self.path, tag)?,
+            None => tensor_file::open(&self.path, self.key.as_deref())?,
+        };
+        self.matching.load(&source, session)
     }
 }
 
@@ -89,6 +102,23 @@ macro_rules! matching_setters {
         #[must_use]
         pub fn prefix(mut self, prefix: impl Into<String>) -> $restore {
             self.matching.prefix = Some(prefix.into());
+            self
+        }
+
+        /// Loads only the names that match one of these [patterns](NamePattern) as a whole. All
+        /// other variables keep their values, and all other tensors are left out. May be repeated.
+        #[must_use]
+        #[track_caller]
+        pub fn only<'a>(mut self, patterns: impl IntoIterator<Item = &'a str>) -> $restore {
+            self.matching.only.extend(NamePattern::list(patterns));
+            self
+        }
+
+        /// Loads the moving average of every variable that has one (see
+        /// [`Ema`](crate::optim::Ema)) in place of the variable. Returns an error if there is none.
+        #[must_use]
+        pub fn on_ema(mut self) -> $restore {
+            self.matching.on_ema = true;
             self
         }
 

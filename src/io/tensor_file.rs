@@ -1,9 +1,9 @@
 //! Files of named tensors. The extension determines the format.
 
-use super::checkpoint_store::latest;
+use super::checkpoint_store::{latest, pointed_at, tagged};
 use super::safetensors::{self, Named};
 use super::{Checkpoint, RealDisk, Source, hub_folder, npz, pytorch};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// Reads the tensors at a path: a checkpoint folder, a log directory (its latest checkpoint) or a
@@ -15,14 +15,32 @@ pub(super) fn open(path: &Path, key: Option<&str>) -> Result<Source> {
             return Ok(Source::checkpoint(folder, Checkpoint::load(folder)?));
         }
     }
-    let checkpoints = path.join("checkpoints");
+    // The file of a tag, or `latest`.
+    if path.is_file()
+        && Format::from_path(path).is_err()
+        && let Some(folder) = pointed_at(&RealDisk, path)?
+    {
+        return Ok(Source::checkpoint(&folder, Checkpoint::load(&folder)?));
+    }
     if path.is_dir() && hub_folder::weights_file(path)?.is_none() {
-        return match latest(&RealDisk, if checkpoints.is_dir() { &checkpoints } else { path })? {
+        return match latest(&RealDisk, &checkpoints_of(path))? {
             Some((folder, checkpoint)) => Ok(Source::checkpoint(&folder, checkpoint)),
             None => Err(Error::argument(format!("there is no checkpoint in {}", path.display()))),
         };
     }
     Ok(Source::new(path.display(), read(path, key)?))
+}
+
+/// Reads the checkpoint with this tag of a log directory.
+pub(super) fn open_tagged(path: &Path, tag: &str) -> Result<Source> {
+    let folder = tagged(&RealDisk, &checkpoints_of(path), tag)?;
+    Ok(Source::checkpoint(&folder, Checkpoint::load(&folder)?))
+}
+
+/// Returns the directory of the checkpoints of a log directory, which may be given itself.
+fn checkpoints_of(path: &Path) -> PathBuf {
+    let checkpoints = path.join("checkpoints");
+    if checkpoints.is_dir() { checkpoints } else { path.to_path_buf() }
 }
 
 /// Reads all tensors of a file: `.safetensors`, `.npz`, or PyTorch's `.pt`, `.pth` and `.bin`.

@@ -76,6 +76,23 @@ impl ContractKind {
         }
     }
 
+    /// Returns the number of products that are summed.
+    pub(crate) fn multiply_adds(&self) -> u64 {
+        let product = |sizes: &[usize]| sizes.iter().fold(1u64, |n, &size| n.saturating_mul(size as u64));
+        match self {
+            ContractKind::MatMul(c) => product(&[c.batch, c.m, c.n, c.k]),
+            // Every output element has one product for each tap and input channel.
+            ContractKind::Conv2d(c)
+            | ContractKind::Conv2dInputGrad(c)
+            | ContractKind::Conv2dFilterGrad(c) => {
+                product(&[c.out_len(), c.kernel[0], c.kernel[1], c.in_channels])
+            }
+            ContractKind::Depthwise(c)
+            | ContractKind::DepthwiseInputGrad(c)
+            | ContractKind::DepthwiseFilterGrad(c) => product(&[c.out_len(), c.kernel[0], c.kernel[1]]),
+        }
+    }
+
     /// Returns the size of the output's last dimension: columns of a matrix product, channels of a
     /// convolution.
     pub(crate) fn out_columns(&self) -> usize {
@@ -305,6 +322,26 @@ pub enum Kernel {
 }
 
 impl Kernel {
+    /// Returns the number of multiply-adds of contractions and attention, which a causal mask
+    /// halves; 0 for other kernels.
+    pub(crate) fn multiply_adds(&self) -> u64 {
+        match self {
+            Kernel::Contract { kind, .. } => kind.multiply_adds(),
+            Kernel::Attention { kind, attention: a, .. } => {
+                let per_pair = match kind {
+                    AttentionKind::Forward | AttentionKind::ScoreGrad => a.width + a.value_width,
+                    AttentionKind::Grad => 3 * a.width + 2 * a.value_width,
+                    AttentionKind::DropoutFactors => 0,
+                };
+                let [rows, queries, keys] = [a.batch * a.heads, a.queries, a.keys].map(|n| n as u64);
+                let pairs = rows.saturating_mul(queries).saturating_mul(keys);
+                let pairs = if a.causal { pairs.div_ceil(2) } else { pairs };
+                pairs.saturating_mul(per_pair as u64)
+            }
+            _ => 0,
+        }
+    }
+
     /// Returns every view the kernel reads.
     pub fn reads(&self) -> Vec<&View> {
         match self {

@@ -22,7 +22,9 @@ pub use kernel::{
 };
 pub use lower::LowerCx;
 pub(crate) use lower::compact;
-pub use program::{Buffer, BufferId, BufferKind, KernelNode, OnOverflow, Origin, Program, Update};
+pub use program::{
+    Buffer, BufferId, BufferKind, KernelNode, OnOverflow, Origin, Program, Recomputed, Update,
+};
 pub use shards::Shards;
 pub use tensorpack_kernels::ReduceKind;
 pub use tensorpack_kernels::expr::{Binary, Class, Expr, Reg, Step, Unary};

@@ -2,6 +2,7 @@
 
 use super::view::elements;
 use super::{Kernel, View};
+use std::collections::HashMap;
 use std::fmt::Write;
 use tensorpack_tensor::{DType, HostTensor, Site};
 
@@ -72,6 +73,16 @@ pub struct KernelNode {
     pub origin: Origin,
 }
 
+/// A kernel that computes results again, so that the first ones need no memory in between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recomputed {
+    /// The number of the part of the program that is computed again. Compilers must not merge its
+    /// kernels with equal ones of another group or of none.
+    pub group: u32,
+    /// A result that is computed before it, if there is one.
+    pub after: Option<BufferId>,
+}
+
 /// What a run that fails its check does to a variable: `factor * value + summand` replaces `value`.
 /// All other variables keep their values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,6 +138,8 @@ pub struct Program {
     ///
     /// [`LowerCx::materialize`]: super::LowerCx::materialize
     pub materialized: Vec<BufferId>,
+    /// The outputs of kernels that compute results again.
+    pub recomputed: HashMap<BufferId, Recomputed>,
     /// Indices of feeds that may hold infinities.
     pub infinite: Vec<usize>,
 }

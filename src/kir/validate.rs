@@ -383,7 +383,11 @@ fn contract(kind: &ContractKind, lhs: &View, rhs: &View, out: &Buffer) -> Result
     kind.check()?;
     require_dtype("the left operand", lhs.dtype, &FLOATS)?;
     require_dtype("the right operand", rhs.dtype, &[lhs.dtype])?;
-    require_dtype("the output", out.dtype, &[lhs.dtype])?;
+    // Sums of bf16 may be kept in f32, which they are computed in.
+    match lhs.dtype {
+        DType::Bf16 => require_dtype("the output", out.dtype, &[DType::Bf16, DType::F32])?,
+        _ => require_dtype("the output", out.dtype, &[lhs.dtype])?,
+    }
     let [lhs_len, rhs_len, out_len] = kind.lens();
     operand("the left operand", lhs, lhs_len)?;
     operand("the right operand", rhs, rhs_len)?;

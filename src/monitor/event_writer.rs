@@ -2,7 +2,7 @@
 
 use super::append_file::AppendFile;
 use super::event_file::{Event, What};
-use super::{Class, Histogram, Image, Moment, Monitor, Start};
+use super::{Class, CurvePoints, Histogram, Image, Moment, Monitor, Start};
 use crate::graph::Frozen;
 use crate::io::{Disk, RealDisk, failed};
 use serde_json::{Value, json};
@@ -98,6 +98,16 @@ impl Monitor for EventWriter {
 
     fn scalar(&mut self, name: &str, value: f64, _: Class, at: Moment) -> Result<()> {
         self.write(at.global_step, What::Scalar(name, value))
+    }
+
+    fn curve_points(&mut self, points: &CurvePoints<'_>) -> Result<()> {
+        let tags: Vec<String> = points.names().iter().map(|name| format!("steps/{name}")).collect();
+        for (at, values) in points.iter() {
+            for (tag, value) in tags.iter().zip(values) {
+                self.write(at.global_step, What::Scalar(tag, *value))?;
+            }
+        }
+        Ok(())
     }
 
     fn image(&mut self, name: &str, image: &Image, at: Moment) -> Result<()> {

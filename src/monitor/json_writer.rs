@@ -1,26 +1,27 @@
 //! Writes statistics as JSON lines.
 
 use super::append_file::AppendFile;
+use super::lines_file::open;
 use super::number::{from_json, to_json};
-use super::{Class, Moment, Monitor, Start};
+use super::{Class, CurvePoints, Moment, Monitor, Start};
 use crate::io::{Disk, RealDisk, failed};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::Read;
-use std::path::{Path, PathBuf};
-use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_tensor::{Error, Result};
 
 /// Writes `stats.jsonl` and `timing.jsonl` in the log directory: one object per step or epoch that
 /// has scalars, with `epoch_num`, `global_step`, and the scalars sorted by name. NaN and
 /// infinities, which JSON lacks, are the strings `"NaN"`, `"inf"` and `"-inf"`.
 ///
-/// `stats.jsonl` contains the deterministic scalars: two runs of one program with one seed write
-/// the same bytes, even if one was interrupted. Scalars that depend on the clock go to
-/// `timing.jsonl`.
+/// `steps.jsonl` has the curves over steps, such as that of the cost: one object per point, with
+/// the same keys. They are written a few at a time.
 ///
-/// A resumed run truncates both files to their lengths at the checkpoint, and restores the scalars
+/// `stats.jsonl` contains the deterministic scalars: two runs of one program with one seed write
+/// the same bytes, even if one was interrupted. So does `steps.jsonl`. Scalars that depend on the
+/// clock go to `timing.jsonl`.
+///
+/// A resumed run truncates the files to their lengths at the checkpoint, and restores the scalars
 /// that were not yet written then. A new run moves the files of an older one aside.
 ///
 /// If a file cannot be written, because the device is full for example, its lines wait in memory
@@ -30,6 +31,7 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 pub struct JsonWriter {
     stats: Stream,
     timing: Stream,
+    steps: Stream,
 }
 
 /// The scalars of one class, and the file they go to.
@@ -50,6 +52,11 @@ impl JsonWriter {
     fn write(&mut self, at: Moment) -> Result<()> {
         self.stats.write(at)?;
         self.timing.write(at)
+    }
+
+    /// Returns the files that are open.
+    fn files(&mut self) -> impl Iterator<Item = &mut AppendFile> {
+        [&mut self.stats, &mut self.timing, &mut self.steps].into_iter().filter_map(|s| s.lines.as_mut())
     }
 }
 
@@ -73,6 +80,7 @@ impl Monitor for JsonWriter {
         self.stats.pending = pending.into_iter().flatten().filter_map(scalar).collect();
         self.stats.lines = Some(open("stats.jsonl", "stats")?);
         self.timing.lines = Some(open("timing.jsonl", "timing")?);
+        self.steps.lines = Some(open("steps.jsonl", "steps")?);
         RealDisk.sync_dir(dir).map_err(failed("write", dir))
     }
 
@@ -85,6 +93,13 @@ impl Monitor for JsonWriter {
         Ok(())
     }
 
+    fn curve_points(&mut self, points: &CurvePoints<'_>) -> Result<()> {
+        for (at, values) in points.iter() {
+            self.steps.append(at, points.names().iter().map(String::as_str).zip(values.iter().copied()));
+        }
+        self.steps.lines.as_mut().map_or(Ok(()), AppendFile::flush)
+    }
+
     fn end_step(&mut self, at: Moment) -> Result<()> {
         self.write(at)
     }
@@ -94,13 +109,11 @@ impl Monitor for JsonWriter {
     }
 
     fn sync(&mut self) -> Result<()> {
-        let both = [&mut self.stats, &mut self.timing];
-        both.into_iter().filter_map(|s| s.lines.as_mut()).try_for_each(AppendFile::sync)
+        self.files().try_for_each(AppendFile::sync)
     }
 
     fn finish(&mut self) -> Result<()> {
-        let both = [&mut self.stats, &mut self.timing];
-        both.into_iter().filter_map(|s| s.lines.as_mut()).try_for_each(AppendFile::flush)
+        self.files().try_for_each(AppendFile::flush)
     }
 
     fn state(&self) -> Value {
@@ -113,8 +126,13 @@ impl Monitor for JsonWriter {
         json!({
             "stats": length(&self.stats),
             "timing": length(&self.timing),
+            "steps": length(&self.steps),
             "pending": pending.collect::<Map<_, _>>(),
-            "waiting": {"stats": waiting(&self.stats), "timing": waiting(&self.timing)},
+            "waiting": {
+                "stats": waiting(&self.stats),
+                "timing": waiting(&self.timing),
+                "steps": waiting(&self.steps),
+            },
         })
     }
 }
@@ -122,66 +140,31 @@ impl Monitor for JsonWriter {
 impl Stream {
     /// Writes the scalars since the last line, if there are any.
     fn write(&mut self, at: Moment) -> Result<()> {
-        let Some(lines) = self.lines.as_mut().filter(|_| !self.pending.is_empty()) else { return Ok(()) };
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let pending = std::mem::take(&mut self.pending);
+        self.append(at, pending.iter().map(|(name, &value)| (name.as_str(), value)));
+        self.lines.as_mut().map_or(Ok(()), AppendFile::flush)
+    }
+
+    /// Appends a line with these scalars. The file is flushed later.
+    fn append<'a>(&mut self, at: Moment, scalars: impl Iterator<Item = (&'a str, f64)>) {
+        let Some(lines) = &mut self.lines else { return };
         self.line.clear();
         let start = write!(self.line, r#"{{"epoch_num":{},"global_step":{}"#, at.epoch_num, at.global_step);
-        let line = self.pending.iter().fold(start, |written, (name, &value)| {
+        let line = scalars.fold(start, |written, (name, value)| {
             written.and_then(|()| write!(self.line, ",{}:{}", json!(name), to_json(value)))
         });
         line.and_then(|()| self.line.write_str("}\n")).expect("writing to a String does not fail");
-        self.pending.clear();
         lines.append(self.line.as_bytes());
-        lines.flush()
     }
-}
-
-/// Opens a file of lines. A resumed run truncates it to `length`; a new run creates it.
-fn open(path: &Path, length: Option<u64>) -> Result<AppendFile> {
-    if length.is_none() {
-        move_aside(path)?;
-    }
-    let open = || {
-        let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-        let there = file.metadata()?.len();
-        let length = length.unwrap_or(0);
-        let whole = if there >= length { length } else { whole_lines(&mut file)? };
-        if there < length {
-            log::warn!("{} has lost {} bytes since the checkpoint", path.display(), length - whole);
-        }
-        AppendFile::new(path, file, whole)
-    };
-    open().map_err(failed("open", path))
-}
-
-/// Returns the length of the complete lines of a file in bytes.
-fn whole_lines(file: &mut File) -> std::io::Result<u64> {
-    let mut text = Vec::new();
-    file.read_to_end(&mut text)?;
-    Ok(text.iter().rposition(|&b| b == b'\n').map_or(0, |at| at as u64 + 1))
-}
-
-/// Renames a file of an older run to the first unused of `stats.jsonl.1`, `stats.jsonl.2` and so
-/// on.
-fn move_aside(path: &Path) -> Result<()> {
-    // If this is unknown, opening the file would truncate the statistics of the older run.
-    if !path.try_exists().map_err(failed("read", path))? {
-        return Ok(());
-    }
-    let numbered = |n: u32| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".{n}"));
-        PathBuf::from(name)
-    };
-    let Some(aside) = (1..=u32::MAX).map(numbered).find(|p| p.try_exists().is_ok_and(|there| !there)) else {
-        return Err(Error::new(ErrorKind::Io, format!("cannot move {} aside", path.display())));
-    };
-    log::info!("moving {} of an older run to {}", path.display(), aside.display());
-    fs::rename(path, &aside).map_err(failed("move aside", path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     #[cfg(target_os = "linux")]

@@ -8,15 +8,19 @@ mod histogram;
 #[expect(clippy::module_inception, reason = "the monitor of the monitor module")]
 mod monitor;
 mod monitors;
+mod lines_file;
 mod json_writer;
+mod csv_writer;
 mod event_file;
 mod event_writer;
 mod scalar_printer;
 
+pub use csv_writer::CsvWriter;
 pub use event_writer::EventWriter;
 pub use histogram::Histogram;
 pub use image::Image;
 pub use json_writer::JsonWriter;
-pub use monitor::{Class, Moment, Monitor, Start};
+pub(crate) use lines_file::move_aside;
+pub use monitor::{Class, CurvePoints, Moment, Monitor, Start};
 pub use monitors::Monitors;
 pub use scalar_printer::ScalarPrinter;

@@ -24,6 +24,32 @@ pub enum Class {
     WallClock,
 }
 
+/// Points of the curves of scalars over steps.
+#[derive(Clone, Copy, Debug)]
+pub struct CurvePoints<'a> {
+    names: &'a [String],
+    moments: &'a [Moment],
+    values: &'a [f64],
+}
+
+impl<'a> CurvePoints<'a> {
+    /// Creates points: for each of `moments` as many `values` as there are `names`, of which there
+    /// is at least one.
+    pub(crate) fn new(names: &'a [String], moments: &'a [Moment], values: &'a [f64]) -> CurvePoints<'a> {
+        CurvePoints { names, moments, values }
+    }
+
+    /// Returns the names of the scalars.
+    pub fn names(&self) -> &'a [String] {
+        self.names
+    }
+
+    /// Returns the moments, each with the values of all scalars in the order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = (Moment, &'a [f64])> {
+        self.moments.iter().copied().zip(self.values.chunks(self.names.len().max(1)))
+    }
+}
+
 /// The arguments of [`Monitor::start`].
 #[derive(Clone, Copy, Debug)]
 pub struct Start<'a> {
@@ -52,6 +78,12 @@ pub trait Monitor: Send {
     /// Receives a scalar, which may be NaN.
     #[doc(alias = "process_scalar")]
     fn scalar(&mut self, _name: &str, _value: f64, _class: Class, _at: Moment) -> Result<()> {
+        Ok(())
+    }
+
+    /// Receives points of the curves of scalars over steps. They are deterministic, belong to
+    /// steps that have finished, and come in step order.
+    fn curve_points(&mut self, _points: &CurvePoints<'_>) -> Result<()> {
         Ok(())
     }
 

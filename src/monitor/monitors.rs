@@ -1,7 +1,7 @@
 //! All monitors of a run, and the history of scalars.
 
 use super::number::{from_json, to_json};
-use super::{Class, Histogram, Image, Moment, Monitor, Start};
+use super::{Class, CurvePoints, Histogram, Image, Moment, Monitor, Start};
 use crate::graph::Frozen;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -104,6 +104,11 @@ impl Monitors {
             series.values.push((at.global_step, value));
         }
         self.report_to_each("write a scalar", |m| m.scalar(name, value, class, at));
+    }
+
+    /// Reports points of the curves of scalars over steps. They are not part of the history.
+    pub(crate) fn put_curve_points(&mut self, points: &CurvePoints<'_>) {
+        self.each("write the points of curves", |m| m.curve_points(points));
     }
 
     /// Reports images: a tensor of shape `[height, width]`, `[height, width, channels]` or

@@ -15,6 +15,29 @@ impl Tensor {
     #[track_caller]
     #[doc(alias = "rope")]
     pub fn rotary_embedding(&self, base: f64) -> Tensor {
+        self.rotated(base, None)
+    }
+
+    /// Like [`Tensor::rotary_embedding`], with the position of each element of time: `positions` is an
+    /// integer tensor `[batch, time]`. For a decoder that computes one position at a time.
+    #[track_caller]
+    pub fn rotary_embedding_at(&self, base: f64, positions: &Tensor) -> Tensor {
+        self.rotated(base, Some(positions))
+    }
+
+    #[track_caller]
+    fn rotated(&self, base: f64, positions: Option<&Tensor>) -> Tensor {
+        if positions.is_some_and(Tensor::is_poison) {
+            return Tensor::poison(self.graph());
+        }
+        if let Some(positions) = positions.filter(|p| p.rank() != 2 || !p.dtype().is_int()) {
+            let why = format!(
+                "expected integer positions [batch, time], got {}{}",
+                positions.dtype(),
+                positions.shape()
+            );
+            return self.fail("RotaryEmbedding", Error::shape(why));
+        }
         if self.is_poison() {
             return self.clone();
         }
@@ -41,8 +64,11 @@ impl Tensor {
                 Ok(rates) => self.graph().constant(rates),
                 Err(e) => return self.fail("RotaryEmbedding", e),
             };
-            // Only the shape of the sum is used: [time, 1].
-            let position = self.sum_axes(&[0, 2, 3]).iota_like(0, wide).expand_dims(1).expand_dims(1);
+            // Only the shape of the sum is used. [time, 1, 1], or [batch, time, 1, 1].
+            let position = match positions {
+                Some(positions) => positions.cast(wide).expand_dims(2).expand_dims(2),
+                None => self.sum_axes(&[0, 2, 3]).iota_like(0, wide).expand_dims(1).expand_dims(1),
+            };
             let angle = position * rates;
             let [cos, sin] = [angle.cos(), angle.sin()].map(|x| x.cast(self.dtype()));
             let [a, b] = [self.slice_axis(3, 0, Some(half)), self.slice_axis(3, half, None)];
@@ -69,6 +95,36 @@ mod tests {
             x[0].rotary_embedding(10_000.0)
         }),
     ];
+
+    /// Every position alone, with its number, is rotated as it is in the sequence.
+    #[test]
+    fn positions_are_those_of_the_sequence() {
+        let graph = Graph::new();
+        let x: Vec<f64> = (0..24).map(|i| (i as f64).sin()).collect();
+        let x = graph.constant(HostTensor::from_f64(DType::F64, [2, 3, 1, 4], &x).unwrap());
+        let whole = x.rotary_embedding(100.0);
+        let alone: Vec<Tensor> = (0..3)
+            .map(|p| {
+                let positions = graph.constant(HostTensor::new([2, 1], vec![p as i32; 2]).unwrap());
+                x.slice_axis(1, p, Some(p + 1)).rotary_embedding_at(100.0, &positions)
+            })
+            .collect();
+        let alone = graph.concat(&alone, 1);
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        let found = session.run(&[&whole, &alone], &[]).unwrap();
+        assert_eq!(found[0].to_f64_vec(), found[1].to_f64_vec());
+    }
+
+    #[test]
+    fn bad_positions_are_errors_at_the_callers_line() {
+        let graph = Graph::new();
+        let x = graph.constant(HostTensor::zeros(DType::F32, [2, 3, 1, 4]).unwrap());
+        let line = line!() + 1;
+        x.rotary_embedding_at(100.0, &graph.iota(3, DType::I32));
+        let e = graph.first_error().unwrap_err();
+        assert!(e.message().contains("positions"), "{e}");
+        assert_eq!(e.site().map(|s| s.line), Some(line));
+    }
 
     /// Runs the op on one head of four features at positions 0, 1 and 2.
     #[test]

@@ -42,7 +42,7 @@ impl Ema {
     #[track_caller]
     #[doc(alias = "of")]
     pub fn average_of(variable: &Variable) -> Option<Variable> {
-        variable.graph().variable_named(&format!("{PREFIX}{}", variable.name()))
+        variable.graph().variable_named(&format!("{EMA_PREFIX}{}", variable.name()))
     }
 
     /// Returns all variables that have a moving average, each with its average.
@@ -51,14 +51,15 @@ impl Ema {
         let averages = graph.collection(EMA_VARIABLES).variables;
         let pair = |&id| {
             let average = graph.variable_handle(id);
-            let name = average.name().strip_prefix(PREFIX)?;
+            let name = average.name().strip_prefix(EMA_PREFIX)?;
             Some((graph.variable_named(name)?, average))
         };
         averages.iter().filter_map(pair).collect()
     }
 }
 
-const PREFIX: &str = "EMA/";
+/// The prefix of the name of an average.
+pub(crate) const EMA_PREFIX: &str = "EMA/";
 
 impl Optimizer for Ema {
     #[track_caller]
@@ -92,7 +93,7 @@ impl Optimizer for Ema {
 #[track_caller]
 fn create_average(graph: &Graph, variable: &Variable) -> Variable {
     let sizes = variable.shape().known().unwrap_or_default();
-    let spec = VariableSpec::new(format!("{PREFIX}{}", variable.name()), sizes).dtype(variable.dtype());
+    let spec = VariableSpec::new(format!("{EMA_PREFIX}{}", variable.name()), sizes).dtype(variable.dtype());
     let spec = spec.init(Init::zeros()).non_trainable().slab("ema").also_in(EMA_VARIABLES);
     graph.at_root(|| graph.variable(spec, Sharing::Make))
 }

@@ -3,7 +3,9 @@
 use super::loss_scale::LossScaler;
 use super::{Gradient, Optimizer};
 use crate::autodiff::gradients;
-use crate::graph::{Graph, NamePattern, NodeId, NodeKind, Op, TRAINABLE_VARIABLES, Tensor, Variable};
+use crate::graph::{
+    GRADIENTS, Graph, NamePattern, NodeId, NodeKind, Op, TRAINABLE_VARIABLES, Tensor, Variable,
+};
 use std::collections::HashSet;
 use std::panic::Location;
 use tensorpack_tensor::{Error, ErrorKind, Result};
@@ -92,6 +94,7 @@ fn gradients_of_variables(cost: &Tensor, pattern: Option<NamePattern>) -> Result
 #[track_caller]
 pub fn apply_gradients(optimizer: &dyn Optimizer, graph: &Graph, gradients: &[Gradient]) -> Result<Op> {
     let scaler = LossScaler::of(graph)?;
+    gradients.iter().for_each(|g| graph.add_to_collection(GRADIENTS, &g.value));
     let updates = graph.called_from(Location::caller(), || {
         let mut updates = optimizer.apply(graph, gradients);
         updates.extend(scaler.iter().flat_map(LossScaler::good_step));

@@ -31,6 +31,7 @@ pub use accumulate::Accumulate;
 pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use adamw::AdamW;
+pub(crate) use ema::EMA_PREFIX;
 pub use ema::Ema;
 pub use gradient::Gradient;
 pub use lamb::Lamb;

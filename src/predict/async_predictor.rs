@@ -1,14 +1,14 @@
 //! Dynamic batching of single examples from many callers.
 
 use super::Predictor;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tensorpack_dataflow::Sample;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
-/// The queue capacity in examples. Callers block while the queue is full.
+/// The queue capacity in requests. Callers of `predict` block while the queue is full.
 const QUEUE: usize = 100;
 /// The time after which a wait is logged.
 const LOG_AFTER: Duration = Duration::from_secs(5);
@@ -17,7 +17,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause between two attempts to add to a full queue.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(1);
 
-/// Predicts single examples on a background thread with dynamic batching.
+/// Predicts examples of many callers on a background thread with dynamic batching.
 ///
 /// All examples that are queued when the thread becomes free form one batch (one per tower if the
 /// predictor has several), which costs little more than a single example. Each caller gets the
@@ -80,10 +80,29 @@ impl Wait {
     }
 }
 
-/// An example, and the channel for its outputs.
+/// An example or a batch of examples, and where its outputs go.
 struct Request {
     inputs: Vec<HostTensor>,
-    response: Sender<Result<Vec<HostTensor>>>,
+    /// The number of examples in `inputs`, if they have a batch dimension.
+    batch: Option<usize>,
+    respond: Respond,
+}
+
+/// Receives the outputs of a request. If the predictor panics, it is dropped without a call.
+type Respond = Box<dyn FnOnce(Result<Vec<HostTensor>>) + Send>;
+
+impl Request {
+    fn rows(&self) -> usize {
+        self.batch.unwrap_or(1)
+    }
+
+    /// Returns the sizes of one example of an input.
+    fn example_sizes<'a>(&self, input: &'a HostTensor) -> &'a [usize] {
+        match self.batch {
+            Some(_) => input.sizes().get(1..).unwrap_or_default(),
+            None => input.sizes(),
+        }
+    }
 }
 
 /// A handle to the outputs of an example that may not be computed yet.
@@ -115,10 +134,19 @@ impl AsyncPredictor {
     /// Starts a thread that runs batches of up to `batch` examples. The first dimension of the
     /// predictor's inputs and outputs must be the batch.
     pub fn new(predictor: impl Predictor + 'static, batch: usize) -> Result<AsyncPredictor> {
+        AsyncPredictor::with_queue(predictor, batch, QUEUE)
+    }
+
+    /// Like [`AsyncPredictor::new`], with a queue of this capacity in requests (default: 100).
+    pub fn with_queue(
+        predictor: impl Predictor + 'static,
+        batch: usize,
+        queue: usize,
+    ) -> Result<AsyncPredictor> {
         if batch == 0 {
             return Err(Error::argument("the batch size must be at least 1, got 0"));
         }
-        let (requests, queue) = sync_channel(QUEUE);
+        let (requests, queue) = sync_channel(queue);
         let progress = Progress(Arc::new(Mutex::new(Instant::now())));
         let noted = progress.clone();
         let worker = std::thread::Builder::new()
@@ -145,7 +173,9 @@ impl AsyncPredictor {
     pub fn predict(&self, inputs: Vec<HostTensor>) -> Result<Pending> {
         let (response, pending) = channel();
         let requests = self.requests.as_ref().ok_or_else(thread_ended)?;
-        let mut request = Request { inputs, response };
+        // The receiver may be gone; ignore the send error.
+        let respond = Box::new(move |outputs| drop(response.send(outputs)));
+        let mut request = Request { inputs, batch: None, respond };
         let mut wait =
             Wait::new("waiting for space in the queue of a predictor", &self.progress, self.deadline);
         loop {
@@ -159,6 +189,33 @@ impl AsyncPredictor {
         }
         let (progress, deadline) = (self.progress.clone(), self.deadline);
         Ok(Pending { outputs: pending, progress, deadline, site: Site::caller() })
+    }
+
+    /// Queues a batch of examples, stacked along the first dimension, and calls `then` on the
+    /// predictor's thread with their outputs or error. Batches of several callers run together if
+    /// they have at most as many examples as one run may take. A larger batch runs alone, and so do
+    /// inputs with different first dimensions.
+    ///
+    /// Never blocks, so that it can be called by asynchronous code: returns an error of kind
+    /// [`ErrorKind::Deadline`] if the queue is full. `then` must be quick. It is dropped without a
+    /// call if the predictor panics.
+    pub fn predict_batch_then(
+        &self,
+        inputs: Vec<HostTensor>,
+        then: impl FnOnce(Result<Vec<HostTensor>>) + Send + 'static,
+    ) -> Result<()> {
+        let rows = |t: &HostTensor| t.sizes().first().copied().unwrap_or(1);
+        let batch = inputs.first().map_or(1, rows);
+        // More than any run may take, so that nothing is added to it.
+        let batch = if inputs.iter().all(|t| rows(t) == batch) { batch } else { usize::MAX };
+        let request = Request { inputs, batch: Some(batch), respond: Box::new(then) };
+        match self.requests.as_ref().ok_or_else(thread_ended)?.try_send(request) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Disconnected(_)) => Err(thread_ended()),
+            Err(TrySendError::Full(_)) => {
+                Err(Error::new(ErrorKind::Deadline, "the queue of the predictor is full"))
+            }
+        }
     }
 }
 
@@ -189,81 +246,103 @@ fn serve(predictor: &dyn Predictor, batch: usize, queue: &Receiver<Request>, pro
     let capacity = batch.saturating_mul(predictor.towers().max(1));
     let mut next = queue.recv().ok();
     while let Some(first) = next.take() {
+        let mut rows = first.rows();
         let mut requests = vec![first];
-        while requests.len() < capacity
+        while rows < capacity
             && let Ok(request) = queue.try_recv()
         {
-            if dtypes_and_sizes(&request.inputs) != dtypes_and_sizes(&requests[0].inputs) {
+            let fits = rows.saturating_add(request.rows()) <= capacity;
+            if !fits || dtypes_and_sizes(&request) != dtypes_and_sizes(&requests[0]) {
                 // It starts the next batch.
                 next = Some(request);
                 break;
             }
+            rows += request.rows();
             requests.push(request);
         }
-        respond(predictor, &requests, progress);
+        respond(predictor, requests, progress);
         next = next.or_else(|| queue.recv().ok());
     }
 }
 
-/// Returns the data types and sizes of inputs, which must be equal for all examples of a batch.
-fn dtypes_and_sizes(inputs: &[HostTensor]) -> impl PartialEq {
-    inputs.iter().map(|t| (t.dtype(), t.sizes().to_vec())).collect::<Vec<_>>()
+/// Returns the data types and sizes of one example, which must be equal for all of a batch.
+fn dtypes_and_sizes(request: &Request) -> impl PartialEq {
+    let one = |t: &HostTensor| (t.dtype(), request.example_sizes(t).to_vec());
+    request.inputs.iter().map(one).collect::<Vec<_>>()
 }
 
-/// Runs the requests and sends each its outputs or error.
-fn respond(predictor: &dyn Predictor, requests: &[Request], progress: &Progress) {
-    let ran = run(predictor, requests);
+/// Runs the requests and gives each its outputs or error.
+fn respond(predictor: &dyn Predictor, requests: Vec<Request>, progress: &Progress) {
+    let ran = run(predictor, &requests);
     progress.note();
     match ran {
         Ok(outputs) => {
-            for (request, outputs) in requests.iter().zip(outputs) {
-                // The receiver may be gone; ignore the send error.
-                let _ = request.response.send(Ok(outputs));
+            for (request, outputs) in requests.into_iter().zip(outputs) {
+                (request.respond)(Ok(outputs));
             }
         }
         // Run the requests one by one, so that one bad example does not fail the others.
         Err(_) if requests.len() > 1 => {
-            requests.iter().for_each(|r| respond(predictor, std::slice::from_ref(r), progress));
+            requests.into_iter().for_each(|request| respond(predictor, vec![request], progress));
         }
-        Err(e) => requests.iter().for_each(|r| drop(r.response.send(Err(e.clone())))),
+        Err(e) => requests.into_iter().for_each(|request| (request.respond)(Err(e.clone()))),
     }
 }
 
 /// Returns the outputs of each request. All requests run at once, divided evenly among the towers.
 fn run(predictor: &dyn Predictor, requests: &[Request]) -> Result<Vec<Vec<HostTensor>>> {
+    // A batch that is alone need not be copied, and its outputs need not have one row per example.
+    if let [Request { inputs, batch: Some(_), .. }] = requests {
+        return predictor.predict_batches(std::slice::from_ref(inputs));
+    }
     let share = requests.len().div_ceil(predictor.towers().max(1));
     let batches = requests.chunks(share).map(batch_of).collect::<Result<Vec<Sample>>>()?;
     let outputs = predictor.predict_batches(&batches)?;
-    let rows = |(requests, outputs): (&[Request], &Vec<HostTensor>)| -> Vec<Result<Vec<HostTensor>>> {
-        let n = requests.len();
-        (0..n).map(|k| outputs.iter().map(|y| row(y, k, n)).collect()).collect()
+    requests.chunks(share).zip(&outputs).flat_map(|(requests, outputs)| split(requests, outputs)).collect()
+}
+
+/// Returns the outputs of each of the requests that ran together.
+fn split(requests: &[Request], outputs: &[HostTensor]) -> Vec<Result<Vec<HostTensor>>> {
+    let total = requests.iter().map(Request::rows).sum();
+    let mut start = 0;
+    let of_request = |request: &Request| {
+        let first = start;
+        start += request.rows();
+        outputs.iter().map(|y| rows(y, first, request, total)).collect()
     };
-    requests.chunks(share).zip(&outputs).flat_map(rows).collect()
+    requests.iter().map(of_request).collect()
 }
 
 /// Stacks the examples of these requests into one batch.
 fn batch_of(requests: &[Request]) -> Result<Sample> {
-    let input = |i: usize| stack(&requests.iter().map(|r| &r.inputs[i]).collect::<Vec<_>>());
-    (0..requests[0].inputs.len()).map(input).collect()
+    (0..requests[0].inputs.len()).map(|i| stack(requests, i)).collect()
 }
 
-/// Stacks tensors of the same type and shape along a new first dimension.
-fn stack(rows: &[&HostTensor]) -> Result<HostTensor> {
-    let sizes = [&[rows.len()], rows[0].sizes()].concat();
-    let mut batch = HostTensor::zeros(rows[0].dtype(), sizes)?;
-    batch.copy_from_bytes(&rows.iter().flat_map(|r| r.as_bytes()).copied().collect::<Vec<u8>>())?;
+/// Stacks input `i` of requests for examples of the same type and shape.
+fn stack(requests: &[Request], i: usize) -> Result<HostTensor> {
+    let first = &requests[0].inputs[i];
+    let total: usize = requests.iter().map(Request::rows).sum();
+    let sizes = [&[total], requests[0].example_sizes(first)].concat();
+    let mut batch = HostTensor::zeros(first.dtype(), sizes)?;
+    let bytes: Vec<&[u8]> = requests.iter().map(|r| r.inputs[i].as_bytes()).collect();
+    batch.copy_from_bytes(&bytes.concat())?;
     Ok(batch)
 }
 
-/// Returns row `k` of a tensor that must have `n` rows.
-fn row(y: &HostTensor, k: usize, n: usize) -> Result<HostTensor> {
-    let Some((_, sizes)) = y.sizes().split_first().filter(|&(&first, _)| first == n) else {
+/// Returns the rows of a request, which start at `first`, of an output that must have `total` rows.
+fn rows(y: &HostTensor, first: usize, request: &Request, total: usize) -> Result<HostTensor> {
+    let Some((_, sizes)) = y.sizes().split_first().filter(|&(&rows, _)| rows == total) else {
         let (dtype, sizes) = (y.dtype(), y.sizes());
-        let why = format!("an output is {dtype}{sizes:?}, but must have one row for each of {n} examples");
+        let why =
+            format!("an output is {dtype}{sizes:?}, but must have one row for each of {total} examples");
         return Err(Error::shape(why));
     };
-    let mut row = HostTensor::zeros(y.dtype(), sizes)?;
-    let bytes = y.as_bytes().len() / n;
-    row.copy_from_bytes(&y.as_bytes()[k * bytes..][..bytes])?;
-    Ok(row)
+    let own = match request.batch {
+        Some(rows) => [&[rows], sizes].concat(),
+        None => sizes.to_vec(),
+    };
+    let mut part = HostTensor::zeros(y.dtype(), own)?;
+    let bytes = y.as_bytes().len() / total.max(1);
+    part.copy_from_bytes(&y.as_bytes()[first * bytes..][..request.rows() * bytes])?;
+    Ok(part)
 }

@@ -3,7 +3,7 @@
 use super::OfflinePredictor;
 use super::graph_file::{FORMAT, GraphFile, InputEntry, KEY, OperationEntry, OutputEntry, TensorRef};
 use crate::graph::{Exported, Frozen, NodeId, NodeKind, TensorId, VariableId};
-use crate::io::safetensors::{self, Metadata, Named};
+use crate::io::safetensors::{self, Named};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use tensorpack_tensor::{Error, ErrorKind, Result};
@@ -11,25 +11,34 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 impl OfflinePredictor {
     /// Exports the model to one file, which [`ExportedModel`](super::ExportedModel) runs without
     /// the model's code. It is a safetensors file that contains the variables under their names and
-    /// the graph in its metadata. Inputs that no output depends on are omitted.
+    /// the graph in its metadata, beside the [metadata](OfflinePredictor::with_metadata) of the
+    /// model. Inputs that no output depends on are omitted.
     #[doc(alias = "ModelExporter")]
     #[doc(alias = "export_compact")]
     pub fn export(&self, path: impl AsRef<Path>) -> Result<()> {
-        let (graph, tensors) = self.graph_file()?;
-        let text = serde_json::to_string(&graph)
-            .map_err(|e| Error::argument(format!("cannot serialize the graph: {e}")))?;
-        safetensors::write_with_metadata(path, &tensors, &Metadata::from([(KEY.to_string(), text)]))
+        let (graph, tensors, _) = self.graph_file(false)?;
+        self.write(path.as_ref(), &graph, &tensors)
     }
 
-    /// Returns the contents of the file: the graph and the tensors.
-    fn graph_file(&self) -> Result<(GraphFile, Named)> {
+    /// Writes a file with this graph and these tensors, and the metadata of the model.
+    pub(super) fn write(&self, path: &Path, graph: &GraphFile, tensors: &Named) -> Result<()> {
+        let text = serde_json::to_string(graph)
+            .map_err(|e| Error::argument(format!("cannot serialize the graph: {e}")))?;
+        let mut metadata = self.metadata.clone();
+        metadata.insert(KEY.to_string(), text);
+        safetensors::write_with_metadata(path, tensors, &metadata)
+    }
+
+    /// Returns the contents of the file, the graph and the tensors, and the index of every node in
+    /// it. Has inputs that no output depends on only if `all_inputs` is set.
+    pub(super) fn graph_file(&self, all_inputs: bool) -> Result<(GraphFile, Named, HashMap<NodeId, usize>)> {
         let frozen = self.session.graph();
         let needed = Needed::new(frozen, self.outputs.iter().map(|(_, f)| f.node));
         let mut indices = HashMap::new();
         let mut inputs = Vec::new();
         for name in &self.inputs {
             let id = frozen.fetch(name)?.node;
-            if needed.inputs.contains(&id) {
+            if all_inputs || needed.inputs.contains(&id) {
                 let node = frozen.node(id);
                 let spec = &node.outputs[0];
                 let sizes = spec.shape.iter().map(|d| d.known()).collect();
@@ -64,7 +73,9 @@ impl OfflinePredictor {
             tensor: (indices[&f.node], f.output.unwrap_or(0) as usize),
         });
         let outputs = outputs.collect();
-        Ok((GraphFile { format: FORMAT, inputs, outputs, variables, trainable, operations }, tensors))
+        let quantized = Vec::new();
+        let file = GraphFile { format: FORMAT, inputs, outputs, variables, trainable, quantized, operations };
+        Ok((file, tensors, indices))
     }
 }
 

@@ -27,7 +27,8 @@ pub struct OnnxOptions {
 }
 
 impl OnnxOptions {
-    /// Adds an entry to the metadata of the model.
+    /// Adds an entry to the metadata of the model. It replaces one of
+    /// [`OfflinePredictor::with_metadata`] with the same key.
     #[must_use]
     pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> OnnxOptions {
         self.metadata.insert(key.into(), value.into());
@@ -55,7 +56,8 @@ impl OfflinePredictor {
     #[doc(alias = "onnx")]
     pub fn export_onnx(&self, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
         let (path, mut model) = (path.as_ref(), self.onnx_model()?);
-        model.metadata = options.metadata.clone();
+        model.metadata = self.metadata.clone();
+        model.metadata.extend(options.metadata.clone());
         let bytes: usize = model.graph.initializers.iter().map(|(_, t)| t.as_bytes().len()).sum();
         let beside = options.external_data.unwrap_or(bytes >= EXTERNAL_FROM);
         let name = path.file_name().and_then(|name| name.to_str()).map(|name| format!("{name}.data"));

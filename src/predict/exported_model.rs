@@ -1,17 +1,20 @@
 //! Inference with an exported model.
 
-use super::graph_file::{LoadedGraph, read};
+use super::graph_file::{LoadedGraph, ModelFile, read};
 use super::{OfflinePredictor, OnnxOptions, Predictor};
-use crate::graph::{Fetch, Graph, Init, Tensor, TensorSpec, VariableSpec, nearest_names};
+use crate::graph::{Fetch, Graph, Init, Spec, Tensor, TensorSpec, VariableSpec, nearest_names};
 use crate::io::onnx::{OnnxFile, is_onnx};
+use crate::io::safetensors::Metadata;
 use crate::runtime::{Session, SessionOptions};
 use crate::tower::TowerContext;
+use serde::de::DeserializeOwned;
 use std::panic::Location;
 use std::path::Path;
-use tensorpack_tensor::{Error, HostTensor, Result};
+use tensorpack_tensor::{Dim, Error, ErrorKind, HostTensor, Result};
 
 /// A model loaded from a file that [`OfflinePredictor::export`] wrote, or from an ONNX file, whose
-/// name ends with `.onnx`. It needs none of the code that built it. Dimensions of unknown size, such as the batch, stay dynamic.
+/// name ends with `.onnx`. It needs none of the code that built it. Dimensions of unknown size, such
+/// as the batch, stay dynamic.
 pub struct ExportedModel {
     predictor: OfflinePredictor,
     inputs: Vec<TensorSpec>,
@@ -42,11 +45,11 @@ impl ExportedModel {
         let (path, caller) = (path.as_ref(), Location::caller());
         let loaded = match is_onnx(path) {
             true => load_onnx(path, sizes, caller),
-            false => read(path).and_then(|(mut graph, tensors)| {
+            false => read(path).and_then(|ModelFile { mut graph, tensors, metadata }| {
                 for input in &mut graph.inputs {
                     fix_sizes(&input.name, &mut input.sizes, sizes)?;
                 }
-                graph.rebuild(tensors, caller)
+                Ok(LoadedGraph { metadata, ..graph.rebuild(tensors, caller)? })
             }),
         };
         let model = loaded.and_then(|loaded| {
@@ -61,14 +64,16 @@ impl ExportedModel {
         model.map_err(|e| e.within(path.display()))
     }
 
-    fn from_graph(loaded: LoadedGraph, options: SessionOptions) -> Result<ExportedModel> {
-        let LoadedGraph { graph, inputs, outputs, variables } = loaded;
+    pub(super) fn from_graph(loaded: LoadedGraph, options: SessionOptions) -> Result<ExportedModel> {
+        let LoadedGraph { graph, inputs, outputs, variables, metadata } = loaded;
         let session = Session::with(graph.freeze()?, options)?;
         for (name, value) in &variables {
             session.write(name, value)?;
         }
         let names = inputs.iter().map(|spec| spec.name.clone()).collect();
-        Ok(ExportedModel { predictor: OfflinePredictor::from_session(session, names, outputs)?, inputs })
+        let mut predictor = OfflinePredictor::from_session(session, names, outputs)?;
+        predictor.metadata = metadata;
+        Ok(ExportedModel { predictor, inputs })
     }
 
     /// Returns the input signature, in order.
@@ -81,12 +86,82 @@ impl ExportedModel {
         self.predictor.outputs.iter().map(|(name, _)| name.as_str())
     }
 
+    /// Returns the output signature, in order. Sizes that depend on the inputs are `None`.
+    #[track_caller]
+    pub fn output_signature(&self) -> Vec<TensorSpec> {
+        let mut specs = Vec::new();
+        for (name, fetch) in &self.predictor.outputs {
+            let spec = self.output_spec(fetch);
+            let sizes: Vec<Option<usize>> = spec.shape.iter().map(|d| d.known()).collect();
+            specs.push(TensorSpec::new(name, spec.dtype, sizes));
+        }
+        specs
+    }
+
+    fn output_spec(&self, fetch: &Fetch) -> &Spec {
+        let node = self.predictor.session.graph().node(fetch.node);
+        &node.outputs[fetch.output.unwrap_or(0) as usize]
+    }
+
+    /// Returns whether the examples of several requests can be predicted in one batch: every input
+    /// has a first dimension of any size, and that of every output is the same.
+    pub fn is_batched(&self) -> bool {
+        let graph = self.predictor.session.graph();
+        let first = |name: &String| {
+            let spec = &graph.node(graph.fetch(name).ok()?.node).outputs[0];
+            spec.shape.iter().next().copied().filter(|dim| dim.known().is_none())
+        };
+        let Some(batch) = self.predictor.inputs.iter().map(first).collect::<Option<Vec<Dim>>>() else {
+            return false;
+        };
+        let has_rows = |(_, fetch): &(String, Fetch)| {
+            self.output_spec(fetch).shape.iter().next().is_some_and(|dim| batch.contains(dim))
+        };
+        !batch.is_empty() && self.predictor.outputs.iter().all(has_rows)
+    }
+
+    /// Returns the metadata of the model: see [`OfflinePredictor::with_metadata`].
+    pub fn metadata(&self) -> &Metadata {
+        &self.predictor.metadata
+    }
+
+    /// Returns an entry of the metadata that was written as JSON. A missing entry is an error that
+    /// names the closest ones.
+    pub fn json_metadata<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
+        let text = self.metadata().get(key).ok_or_else(|| {
+            let known = self.metadata().keys().map(String::as_str);
+            let why = format!("the model has no metadata {key:?}");
+            Error::new(ErrorKind::Name, why).note(nearest_names("keys", key, known))
+        })?;
+        serde_json::from_str(text)
+            .map_err(|e| Error::new(ErrorKind::Data, format!("the metadata {key:?} cannot be read: {e}")))
+    }
+
+    /// Returns the model with batch normalization folded into weights: see
+    /// [`OfflinePredictor::folded`].
+    #[track_caller]
+    pub fn folded(&self) -> Result<ExportedModel> {
+        self.predictor.folded()
+    }
+
+    /// Writes the model to a file: see [`OfflinePredictor::export`].
+    pub fn export(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.predictor.export(path)
+    }
+
+    /// Writes the model to a file with weights of 8 bits: see [`OfflinePredictor::export_int8`].
+    pub fn export_int8(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.predictor.export_int8(path)
+    }
+
     /// Writes the model as an ONNX file: see [`OfflinePredictor::export_onnx`].
     pub fn export_onnx(&self, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
         self.predictor.export_onnx(path, options)
     }
 
-    /// Returns the outputs for these inputs.
+    /// Returns the outputs for these inputs. An error about an input that does not match the model has
+    /// the line of the caller.
+    #[track_caller]
     pub fn predict(&self, inputs: &[&HostTensor]) -> Result<Vec<HostTensor>> {
         self.predictor.predict(inputs)
     }
@@ -128,7 +203,8 @@ fn load_onnx(
         };
         let outputs = file.build(&t, &fed.iter().collect::<Vec<_>>(), &variable)?;
         let outputs = file.outputs().iter().zip(&outputs).map(|(name, y)| (name.clone(), Fetch::from(y)));
-        Ok(LoadedGraph { graph: graph.clone(), inputs, outputs: outputs.collect(), variables: Vec::new() })
+        let (outputs, metadata) = (outputs.collect(), file.metadata().clone());
+        Ok(LoadedGraph { graph: graph.clone(), inputs, outputs, variables: Vec::new(), metadata })
     })
 }
 

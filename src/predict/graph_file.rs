@@ -1,10 +1,11 @@
 //! The JSON graph in the metadata of an exported model file.
 
+use super::quantize::dequantize;
 use crate::graph::{Exported, Fetch, Graph, Init, Sharing, Tensor, TensorSpec, VariableSpec};
-use crate::io::safetensors::{self, Named};
+use crate::io::safetensors::{self, Metadata, Named};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::Location;
 use std::path::Path;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
@@ -30,6 +31,9 @@ pub(super) struct GraphFile {
     /// The names of the trainable variables.
     #[serde(default)]
     pub(super) trainable: Vec<String>,
+    /// The names of the variables that are stored as 8-bit integers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) quantized: Vec<String>,
     /// The operations in topological order.
     pub(super) operations: Vec<OperationEntry>,
 }
@@ -66,14 +70,25 @@ pub(super) struct OperationEntry {
     pub(super) inputs: Vec<TensorRef>,
 }
 
-/// Reads a file. Returns the graph, and the tensors of its variables and operations.
-pub(super) fn read(path: &Path) -> Result<(GraphFile, Named)> {
-    let (tensors, metadata) = safetensors::read_with_metadata(path)?;
-    let Some(text) = metadata.get(KEY) else {
+/// The contents of a file.
+pub(super) struct ModelFile {
+    pub(super) graph: GraphFile,
+    /// The tensors of its variables and operations.
+    pub(super) tensors: Named,
+    /// The metadata without the graph.
+    pub(super) metadata: Metadata,
+}
+
+/// Reads a file.
+pub(super) fn read(path: &Path) -> Result<ModelFile> {
+    let (tensors, mut metadata) = safetensors::read_with_metadata(path)?;
+    let Some(text) = metadata.remove(KEY) else {
         return Err(Error::new(ErrorKind::Io, "the file contains tensors, but no model")
             .note("export a model with OfflinePredictor::export"));
     };
-    Ok((GraphFile::parse(text)?, tensors))
+    let graph = GraphFile::parse(&text)?;
+    let tensors = dequantize(&graph, tensors)?;
+    Ok(ModelFile { graph, tensors, metadata })
 }
 
 /// A graph built from a file, with its inputs, outputs and variables.
@@ -83,6 +98,8 @@ pub(super) struct LoadedGraph {
     pub(super) outputs: Vec<(String, Fetch)>,
     /// The values of its variables.
     pub(super) variables: Named,
+    /// The metadata of the model.
+    pub(super) metadata: Metadata,
 }
 
 impl GraphFile {
@@ -115,9 +132,12 @@ impl GraphFile {
             graph.first_error()?;
         }
         let mut variables = Vec::new();
+        let trainable: HashSet<&str> = self.trainable.iter().map(String::as_str).collect();
         for name in &self.variables {
             let value = take(&mut tensors, name)?;
-            let spec = VariableSpec::new(name, value.sizes()).dtype(value.dtype()).model();
+            let spec = VariableSpec::new(name, value.sizes()).dtype(value.dtype());
+            // Kept for the file that this model may be exported to.
+            let spec = if trainable.contains(name.as_str()) { spec } else { spec.model() };
             let variable = graph.variable(spec.init(Init::zeros()), Sharing::Make);
             graph.first_error()?;
             nodes.push(vec![variable.value().clone()]);
@@ -125,7 +145,7 @@ impl GraphFile {
         }
         let outputs = self.add_to(graph, nodes, tensors, |tensor, name| graph.restore_name(tensor, name))?;
         let outputs = outputs.into_iter().map(|(name, tensor)| (name, Fetch::from(&tensor))).collect();
-        Ok(LoadedGraph { graph: graph.clone(), inputs, outputs, variables })
+        Ok(LoadedGraph { graph: graph.clone(), inputs, outputs, variables, metadata: Metadata::new() })
     }
 
     /// Adds the operations to a graph that already has the inputs and variables (`nodes`), and

@@ -1,6 +1,6 @@
 //! An exported model as a module of another model.
 
-use super::graph_file::{GraphFile, InputEntry, read, take};
+use super::graph_file::{GraphFile, InputEntry, ModelFile, read, take};
 use crate::graph::{Init, NamePattern, Tensor, TensorSpec, VariableSpec};
 use crate::io::onnx::{OnnxFile, is_onnx};
 use crate::tower::TowerContext;
@@ -76,7 +76,7 @@ impl Module {
     }
 
     fn from_exported(path: &Path, caller: &'static Location<'static>) -> Result<Module> {
-        let (graph, tensors) = read(path)?;
+        let ModelFile { graph, tensors, .. } = read(path)?;
         // Build it once in a graph of its own, so that errors surface at load time.
         graph.rebuild(tensors.clone(), caller)?;
         let inputs = graph.inputs.iter().map(InputEntry::spec).collect();

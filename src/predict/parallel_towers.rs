@@ -1,8 +1,9 @@
 //! Inference towers that run concurrently, each on its own batch.
 
 use super::feed_errors::{explain_feeds, wrong_component_count};
-use crate::graph::Fetch;
+use crate::graph::{Fetch, nearest_names};
 use crate::runtime::{IntoFetch, MAX_FEEDS, Prepared, Session};
+use crate::tower::TowerHandle;
 use std::sync::OnceLock;
 use tensorpack_tensor::{Error, HostTensor, Result};
 
@@ -11,6 +12,31 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 pub(crate) struct Part {
     pub(crate) inputs: Vec<String>,
     pub(crate) fetches: Vec<Fetch>,
+}
+
+impl Part {
+    /// Returns the feeds and fetches of a tower: these inputs (all of them by default) and outputs.
+    pub(crate) fn of_tower(
+        tower: &TowerHandle,
+        inputs: Option<&[String]>,
+        outputs: &[String],
+    ) -> Result<Part> {
+        let input = |name: &String| {
+            let found = tower.inputs().iter().find(|(have, _)| have == name);
+            let missing = || {
+                let known = tower.inputs().iter().map(|(name, _)| name.as_str());
+                Error::argument(format!("the model has no input named {name:?}"))
+                    .note(nearest_names("inputs", name, known))
+            };
+            found.map(|(_, tensor)| tensor.name()).ok_or_else(missing)
+        };
+        let inputs = match inputs {
+            Some(names) => names.iter().map(input).collect::<Result<_>>()?,
+            None => tower.inputs().iter().map(|(_, tensor)| tensor.name()).collect(),
+        };
+        let fetch = |name: &String| tower.get_tensor(name).map(|tensor| Fetch::from(&tensor));
+        Ok(Part { inputs, fetches: outputs.iter().map(fetch).collect::<Result<_>>()? })
+    }
 }
 
 /// Identical, independent towers. A run may use only the first few.

@@ -2,10 +2,12 @@
 
 use super::Part;
 use super::feed_errors::explain_feeds;
-use crate::graph::{Fetch, Graph, Precision, nearest_names};
+use crate::graph::{Fetch, Graph, Precision};
 use crate::io::SessionInit;
+use crate::io::safetensors::Metadata;
 use crate::runtime::{IntoFetch, Prepared, Session, SessionOptions};
 use crate::tower::{ModelDesc, TowerContext, TowerFunc, TowerHandle};
+use serde::Serialize;
 use std::rc::Rc;
 use tensorpack_dataflow::Sample;
 use tensorpack_tensor::{Error, HostTensor, Result, Site};
@@ -92,21 +94,7 @@ impl PredictConfig {
 
     /// Returns the feeds and fetches of a tower.
     fn part(&self, tower: &TowerHandle) -> Result<Part> {
-        let input = |name: &String| {
-            let found = tower.inputs().iter().find(|(have, _)| have == name);
-            let missing = || {
-                let known = tower.inputs().iter().map(|(name, _)| name.as_str());
-                Error::argument(format!("the model has no input named {name:?}"))
-                    .note(nearest_names("inputs", name, known))
-            };
-            found.map(|(_, tensor)| tensor.name()).ok_or_else(missing)
-        };
-        let inputs = match &self.inputs {
-            Some(names) => names.iter().map(input).collect::<Result<_>>()?,
-            None => tower.inputs().iter().map(|(_, tensor)| tensor.name()).collect(),
-        };
-        let fetch = |name: &String| tower.get_tensor(name).map(|tensor| Fetch::from(&tensor));
-        Ok(Part { inputs, fetches: self.outputs.iter().map(fetch).collect::<Result<_>>()? })
+        Part::of_tower(tower, self.inputs.as_deref(), &self.outputs)
     }
 }
 
@@ -139,6 +127,7 @@ pub struct OfflinePredictor {
     pub(super) session: Session,
     pub(super) inputs: Vec<String>,
     pub(super) outputs: Vec<(String, Fetch)>,
+    pub(super) metadata: Metadata,
     prepared: Prepared,
 }
 
@@ -159,7 +148,7 @@ impl OfflinePredictor {
     ) -> Result<OfflinePredictor> {
         let fetches: Vec<&dyn IntoFetch> = outputs.iter().map(|(_, f)| f as &dyn IntoFetch).collect();
         let prepared = session.prepare(&fetches)?;
-        Ok(OfflinePredictor { session, inputs, outputs, prepared })
+        Ok(OfflinePredictor { session, inputs, outputs, metadata: Metadata::new(), prepared })
     }
 
     /// Returns the outputs for these inputs, both in the order of the configuration. The error of
@@ -191,4 +180,52 @@ impl OfflinePredictor {
     pub fn session(&self) -> &Session {
         &self.session
     }
+
+    /// Adds an entry to the metadata of the model, which exported files contain. It replaces an
+    /// entry with the same key. Keys that start with `tensorpack.` are reserved.
+    ///
+    /// ```
+    /// # use tensorpack::prelude::*;
+    /// # fn export(predictor: OfflinePredictor) -> Result<()> {
+    /// let predictor = predictor
+    ///     .with_metadata("license", "CC-BY-4.0")?
+    ///     .with_json_metadata("labels", &["cat", "dog"])?;
+    /// predictor.export("pets.safetensors")?;
+    /// let labels: Vec<String> = ExportedModel::load("pets.safetensors")?.json_metadata("labels")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn with_metadata(
+        mut self,
+        key: impl Into<String>,
+        value: impl Into<String>,
+    ) -> Result<OfflinePredictor> {
+        let key = key.into();
+        if key.is_empty() || key.starts_with(RESERVED) {
+            let why = format!("{key:?} cannot be a key of metadata: it is empty or reserved");
+            return Err(Error::argument(why).note(format!("keys that start with {RESERVED:?} are reserved")));
+        }
+        self.metadata.insert(key, value.into());
+        Ok(self)
+    }
+
+    /// Like [`OfflinePredictor::with_metadata`], with a value that is written as JSON.
+    pub fn with_json_metadata(
+        self,
+        key: impl Into<String>,
+        value: &(impl Serialize + ?Sized),
+    ) -> Result<OfflinePredictor> {
+        let key = key.into();
+        let text = serde_json::to_string(value)
+            .map_err(|e| Error::argument(format!("the metadata {key:?} cannot be written as JSON: {e}")))?;
+        self.with_metadata(key, text)
+    }
+
+    /// Returns the metadata of the model.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
 }
+
+/// The prefix of the keys of metadata that are not the user's.
+pub(super) const RESERVED: &str = "tensorpack.";

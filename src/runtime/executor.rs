@@ -26,6 +26,13 @@ pub trait Executor: Send {
     }
     /// Compiles a requested part of a graph.
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>>;
+    /// Plans a requested part of a graph and returns the bytes that it takes with the variables, on
+    /// each device. Nothing is allocated for it.
+    fn planned_bytes(&mut self, source: &Source<'_>) -> Result<usize> {
+        let _ = source;
+        Err(Error::new(ErrorKind::Unsupported, "this device does not plan memory")
+            .note("use a device cpu:N or xla:PLATFORM:N"))
+    }
     /// Runs the program kernel by kernel, without changing variables, until a result is not finite.
     /// Returns the error that names it, or `None` if all are finite.
     #[doc(alias = "find_bad")]
@@ -40,6 +47,10 @@ pub trait Executor: Send {
     fn lost(&self) -> bool {
         false
     }
+    /// Returns the name and version of the library behind the device, if there is one.
+    fn platform(&self) -> Option<String> {
+        None
+    }
     /// Whether its programs can be [started](Executable::start) without waiting for them.
     fn runs_ahead(&self) -> bool {
         false
@@ -50,8 +61,14 @@ pub trait Executor: Send {
     }
     /// Compiles a requested part of a graph into a program that runs it up to `most` times in one
     /// launch, each time with other feeds. The program advances the variable
-    /// [`GLOBAL_STEP`](crate::graph::GLOBAL_STEP), if there is one, by one per step.
-    fn compile_steps(&mut self, source: &Source<'_>, most: usize) -> Result<Box<dyn StepsExecutable>> {
+    /// [`GLOBAL_STEP`](crate::graph::GLOBAL_STEP), if there is one, by one per step. Returns `None` if
+    /// such a run must be launched by itself: towers whose batches have different sizes run a program
+    /// each.
+    fn compile_steps(
+        &mut self,
+        source: &Source<'_>,
+        most: usize,
+    ) -> Result<Option<Box<dyn StepsExecutable>>> {
         let _ = (source, most);
         Err(Error::new(ErrorKind::Unsupported, "this device runs one step per launch"))
     }
@@ -182,6 +199,11 @@ pub trait Executable: Send {
     }
     /// Returns the plan as text: fusion, in-place kernels, memory.
     fn plan_text(&self) -> String;
+    /// Returns the memory planned for the values of a run, without the variables; `None` if the
+    /// engine does not know it.
+    fn planned_bytes(&self) -> Option<usize> {
+        None
+    }
     /// Returns the time spent in each kernel since compilation, if profiling is on.
     fn profile(&self) -> Vec<KernelTime> {
         Vec::new()

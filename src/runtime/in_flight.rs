@@ -16,6 +16,8 @@ pub(super) struct InFlight {
     request: Arc<Request>,
     feeds: Vec<HostTensor>,
     run: RunInfo,
+    /// The number of the launch.
+    launch: u64,
 }
 
 impl fmt::Debug for InFlight {
@@ -50,16 +52,21 @@ impl Session {
         (state.run_index, state.plain_runs) = (state.run_index + 1, 0);
         let request = state.programs[at].request.clone();
         let feeds = feeds.iter().map(|(_, value)| (*value).clone()).collect();
-        Ok(Some(InFlight { pending, request, feeds, run }))
+        let launch = state.count_launch();
+        Ok(Some(InFlight { pending, request, feeds, run, launch }))
     }
 
     /// Waits for a run in flight and stores its fetches in `outputs`.
     pub(super) fn collect(&self, run: InFlight, outputs: &mut Vec<HostTensor>) -> Result<()> {
-        let InFlight { pending, request, feeds, run } = run;
+        let InFlight { pending, request, feeds, run, launch } = run;
         let mut state = self.lock()?;
         let ended = catch_unwind(AssertUnwindSafe(|| pending.collect(outputs)));
         let ended = ended.unwrap_or_else(|panic| Err(state.poison(&*panic)));
-        match ended.map_err(|e| state.end_if_lost(e))? {
+        let succeeded = matches!(ended, Ok(Outcome::Committed { .. } | Outcome::Skipped));
+        let restored = state.launch_ended(launch, succeeded);
+        let outcome = ended.map_err(|e| state.end_if_lost(e))?;
+        restored?;
+        match outcome {
             Outcome::Committed { .. } => Ok(()),
             Outcome::Skipped => Err(overflow_rules::skipped()),
             Outcome::NotFinite => {

@@ -6,6 +6,9 @@ use super::binding::{
 };
 use super::cse::{CommonSubexpressions, CseInput};
 use super::finiteness;
+use super::fit_memory::Candidate;
+use super::recompute::{self, Place};
+use super::segments::{self, Segments};
 use super::shard_updates::shard_updates;
 use super::snapshot::{self, Reading};
 use super::tower_collectives;
@@ -23,11 +26,44 @@ pub struct Source<'a> {
     graph: &'a Arc<Frozen>,
     request: &'a Request,
     reading: Reading,
+    recompute: Option<Segments>,
 }
 
 impl<'a> Source<'a> {
     pub(super) fn new(graph: &'a Arc<Frozen>, request: &'a Request, reading: Reading) -> Source<'a> {
-        Source { graph, request, reading }
+        Source { graph, request, reading, recompute: None }
+    }
+
+    /// Returns the request with segments of the forward pass that are computed again.
+    pub(super) fn recomputing(self, choice: Segments) -> Source<'a> {
+        Source { recompute: Some(choice), ..self }
+    }
+
+    /// Returns ways to compute parts of the forward pass again.
+    pub(super) fn recompute_candidates(&self) -> Result<Vec<Candidate>> {
+        let mut first: Option<(Program, Vec<Place>)> = None;
+        let mut observe = |program: &Program, places: &[Place]| {
+            first.get_or_insert_with(|| (program.clone(), places.to_vec()));
+        };
+        lower(self.graph, self.request, self.reading, None, &mut observe)?;
+        let Some((program, places)) = first else { return Ok(Vec::new()) };
+        let most = segments::forward_len(&program, &places);
+        let mut candidates = Vec::new();
+        let mut total = 1;
+        while total < most {
+            let mut counts: Vec<usize> = (1..=4).map(|quarters| (total * quarters).div_ceil(4)).collect();
+            counts.dedup();
+            for chosen in counts {
+                let choice = Segments { total, chosen };
+                let (mut program, mut places) = (program.clone(), places.clone());
+                let segments = segments::assign(&program, &mut places, choice);
+                recompute::recompute(&mut program, &places);
+                candidates.push(Candidate { choice, segments, peak: segments::peak_bytes(&program) });
+            }
+            total *= 2;
+        }
+        candidates.retain(|candidate| !candidate.segments.is_empty());
+        Ok(candidates)
     }
 
     /// Returns the graph.
@@ -49,7 +85,7 @@ impl<'a> Source<'a> {
 
     /// Lowers the request to kernel IR.
     pub fn lower(&self) -> Result<Lowered> {
-        lower(self.graph, self.request, self.reading)
+        lower(self.graph, self.request, self.reading, self.recompute, &mut |_, _| {})
     }
 }
 
@@ -125,8 +161,15 @@ impl Lowered {
     }
 }
 
-/// Lowers a request.
-fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered> {
+/// Lowers a request. `observe` is called with the program of each tower and the places of its kernels,
+/// before anything is computed again.
+fn lower(
+    graph: &Frozen,
+    request: &Request,
+    reading: Reading,
+    choice: Option<Segments>,
+    observe: &mut dyn FnMut(&Program, &[Place]),
+) -> Result<Lowered> {
     let assigns = assigns_in_run(graph, request)?;
     let fetched = request.fetched();
     let roots = close_over_collectives(graph, &fetched, &assigns)?;
@@ -144,9 +187,10 @@ fn lower(graph: &Frozen, request: &Request, reading: Reading) -> Result<Lowered>
             live: BTreeSet::new(),
             cse: CommonSubexpressions::default(),
             program: Program::default(),
+            places: Vec::new(),
             diagnosis: &mut diagnosis,
         };
-        cx.lower_tower(request, tower, roots, &mine)?;
+        cx.lower_tower(request, tower, roots, &mine, choice, observe)?;
         programs.push(cx.program);
     }
     let mut taken = vec![0; roots.len()];
@@ -179,6 +223,8 @@ struct Lowering<'a> {
     live: BTreeSet<NodeId>,
     cse: CommonSubexpressions,
     program: Program,
+    /// The place of each kernel of the program.
+    places: Vec<Place>,
     diagnosis: &'a mut Diagnosis,
 }
 
@@ -190,6 +236,8 @@ impl Lowering<'_> {
         tower: usize,
         roots: &BTreeSet<NodeId>,
         fetched: &[TensorId],
+        choice: Option<Segments>,
+        observe: &mut dyn FnMut(&Program, &[Place]),
     ) -> Result<()> {
         let graph = self.graph;
         let (values, shapes) = needed(graph, self.assigns, roots.iter().copied());
@@ -214,6 +262,11 @@ impl Lowering<'_> {
             };
             (self.program.costs, self.program.kept) = (with(Role::Cost), with(Role::Gradient));
         }
+        observe(&self.program, &self.places);
+        if let Some(choice) = choice {
+            segments::assign(&self.program, &mut self.places, choice);
+        }
+        recompute::recompute(&mut self.program, &self.places);
         let parts = finiteness::find(&mut self.program);
         for node in &self.program.kernels {
             let Some(part) = node.outputs.first().and_then(|b| parts.get(b)) else { continue };
@@ -285,6 +338,8 @@ impl Lowering<'_> {
                     };
                     let fail = |e: Error| e.within(&node.name).at(node.site);
                     let views = op.lower(&mut cx).map_err(fail)?;
+                    let place = Place { blocks: node.blocks.clone(), order: node.order };
+                    self.places.resize(self.program.kernels.len(), place);
                     // Other operations rearrange these views, so they must be valid now.
                     for view in &views {
                         kir::validate_view(&self.program, view).map_err(|e| fail(e.within(op.name())))?;

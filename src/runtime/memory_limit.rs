@@ -27,6 +27,34 @@ fn cgroup_available() -> Option<usize> {
     Some(limit.saturating_sub(used))
 }
 
+/// Parses a number of bytes such as `2GB`, `1.5 GiB`, `300MB` or `4096`. Units up to TB are powers of
+/// 1000, those up to TiB powers of 1024.
+pub fn parse_bytes(text: &str) -> Result<usize> {
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let factor = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => Some(1.0),
+        "kb" => Some(1e3),
+        "mb" => Some(1e6),
+        "gb" => Some(1e9),
+        "tb" => Some(1e12),
+        "kib" => Some(1024.0),
+        "mib" => Some(1048576.0),
+        "gib" => Some(1073741824.0),
+        "tib" => Some(1099511627776.0),
+        _ => None,
+    };
+    match (number.parse::<f64>(), factor) {
+        (Ok(number), Some(factor)) if number * factor >= 1.0 && number * factor < 2f64.powi(63) => {
+            Ok((number * factor) as usize)
+        }
+        _ => {
+            Err(Error::argument(format!("{text:?} is no number of bytes"))
+                .note("write it like 2GB or 512MiB"))
+        }
+    }
+}
+
 /// Returns an error if `what` needs more than `limit` bytes, which defaults to the available
 /// memory.
 pub(super) fn check(bytes: usize, what: &str, limit: Option<usize>) -> Result<()> {
@@ -40,7 +68,8 @@ pub(super) fn check(bytes: usize, what: &str, limit: Option<usize>) -> Result<()
     }
 }
 
-fn human(bytes: usize) -> String {
+/// Returns a number of bytes as people read it.
+pub(super) fn human(bytes: usize) -> String {
     match bytes as f64 {
         b if b >= 1e9 => format!("{:.1} GB", b / 1e9),
         b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
@@ -51,6 +80,15 @@ fn human(bytes: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_have_decimal_and_binary_units() {
+        let sizes = ["4096", "2GB", "1.5 MiB", "300mb"].map(|text| parse_bytes(text).unwrap());
+        assert_eq!(sizes, [4096, 2_000_000_000, 3 << 19, 300_000_000]);
+        for text in ["", "GB", "2 gallons", "-1MB", "0", "1e3", "99999999TB"] {
+            assert_eq!(parse_bytes(text).unwrap_err().kind(), ErrorKind::Argument, "{text}");
+        }
+    }
 
     #[test]
     fn exceeding_the_limit_is_an_error_with_both_sizes() {

@@ -2,7 +2,9 @@
 
 use super::binding::Request;
 use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue};
+use super::fit_memory;
 use super::lowering::Source;
+use super::overwritten::OverwrittenValues;
 use super::several_steps::SeveralSteps;
 use super::snapshot::Reading;
 use super::{Device, Interrupt, KernelProgress, Staging, Turns, overflow_rules};
@@ -116,6 +118,8 @@ pub(super) struct State {
     pub(super) plain_runs: u64,
     /// The values that variables had before they were first changed, if an undo log is kept.
     undo_log: Option<BTreeMap<usize, Box<dyn SavedValue>>>,
+    /// The values that writes have replaced while runs were in flight.
+    overwritten: OverwrittenValues,
     /// The staleness of the last run: the number of updates by others while it computed.
     staleness: u64,
     /// Set permanently when a kernel panics or a tower hangs.
@@ -239,6 +243,11 @@ impl Session {
     #[doc(alias = "behind")]
     pub fn staleness(&self) -> Result<u64> {
         Ok(self.lock()?.staleness)
+    }
+
+    /// Returns the options it was created with.
+    pub(crate) fn options(&self) -> &SessionOptions {
+        &self.options
     }
 
     /// Returns the graph.
@@ -386,7 +395,9 @@ impl Session {
         }
         let mut state = self.lock_after_queued()?;
         state.record_undo_of(index)?;
-        state.executor.write(index, value)
+        let State { overwritten, executor, .. } = &mut *state;
+        overwritten.keep(index, &**executor)?;
+        executor.write(index, value)
     }
 
     /// Starts to save the value that each variable has before a write or a run first changes it.
@@ -416,6 +427,67 @@ impl Session {
         let mut state = self.lock()?;
         let at = state.program(self, &prepared.fetches, feeds)?;
         Ok(state.programs[at].executable.plan_text())
+    }
+
+    /// Returns the name and version of the library behind the device, such as a PJRT plugin; `None`
+    /// for engines without one.
+    pub fn platform(&self) -> Result<Option<String>> {
+        Ok(self.lock()?.executor.platform())
+    }
+
+    /// Returns the memory planned for the values of a run on all towers, without the variables, or
+    /// `None` if the engine does not plan it, as XLA. Compiles the run if it is new.
+    pub(crate) fn compiled_bytes(
+        &self,
+        fetches: &[&dyn IntoFetch],
+        feeds: &[(&str, &HostTensor)],
+    ) -> Result<Option<usize>> {
+        let prepared = self.prepare(fetches)?;
+        let mut state = self.lock()?;
+        let at = state.program(self, &prepared.fetches, feeds)?;
+        Ok(state.programs[at].executable.planned_bytes())
+    }
+
+    /// Returns the bytes that a run takes with the variables, on each device, as it is planned for
+    /// feeds of these dtypes and sizes. Neither runs nor allocates anything. On XLA devices the
+    /// program is compiled, and feeds are counted, too.
+    ///
+    /// Returns an error on devices that do not plan memory.
+    pub fn planned_bytes(
+        &self,
+        fetches: &[&dyn IntoFetch],
+        feeds: &[(&str, DType, &[usize])],
+    ) -> Result<usize> {
+        self.plan(fetches, feeds, |executor, source| executor.planned_bytes(source))
+    }
+
+    /// Returns whether a run on feeds of these dtypes and sizes fits into `limit` bytes with the
+    /// variables. If the session has a [memory limit](SessionOptions::memory_limit), parts of the
+    /// forward pass may be computed again for that. Neither runs nor allocates anything.
+    pub fn fits(
+        &self,
+        fetches: &[&dyn IntoFetch],
+        feeds: &[(&str, DType, &[usize])],
+        limit: usize,
+    ) -> Result<bool> {
+        let recomputes = self.options.memory_limit.is_some();
+        self.plan(fetches, feeds, |executor, source| match recomputes {
+            true => Ok(fit_memory::planned_within(executor, source, limit)?.is_some()),
+            false => fit_memory::planned(executor, source).map(|bytes| bytes <= limit),
+        })
+    }
+
+    fn plan<T>(
+        &self,
+        fetches: &[&dyn IntoFetch],
+        feeds: &[(&str, DType, &[usize])],
+        plan: impl FnOnce(&mut dyn Executor, &Source<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let fetches = self.prepare(fetches)?.fetches;
+        let feeds = feeds.iter().map(|(name, dtype, sizes)| (name.to_string(), *dtype, sizes.to_vec()));
+        let request = Request { fetches, feeds: feeds.collect() };
+        let source = Source::new(&self.graph, &request, self.reading);
+        plan(&mut *self.lock()?.executor, &source)
     }
 
     /// Returns the time spent in each kernel, or on XLA in each part of the host's work for a launch,
@@ -500,6 +572,7 @@ impl State {
             run_index: 0,
             plain_runs: 0,
             undo_log: None,
+            overwritten: OverwrittenValues::default(),
             staleness: 0,
             poisoned: None,
             several: SeveralSteps::default(),
@@ -535,6 +608,24 @@ impl State {
             .clone()
     }
 
+    /// Counts a launch that is not waited for. Returns its number.
+    pub(super) fn count_launch(&mut self) -> u64 {
+        self.overwritten.launch()
+    }
+
+    /// Notes the outcome of a launch that was in flight. If it failed, variables that were written since
+    /// get back their values.
+    pub(super) fn launch_ended(&mut self, launch: u64, succeeded: bool) -> Result<()> {
+        match succeeded {
+            true => self.overwritten.succeeded(launch),
+            false if self.poisoned.is_none() && !self.executor.lost() => {
+                self.overwritten.restore(&mut *self.executor)?;
+            }
+            false => {}
+        }
+        Ok(())
+    }
+
     /// Ends the session with this error if the executor is lost.
     pub(super) fn end_if_lost(&mut self, e: Error) -> Error {
         if self.executor.lost() {
@@ -560,7 +651,12 @@ impl State {
                 let request = Arc::new(request(fetches, feeds));
                 let source = Source::new(&session.graph, &request, session.reading);
                 let updates = source.updates()?;
-                let executable = self.executor.compile(&source)?;
+                let executable = fit_memory::compile_within(
+                    &mut *self.executor,
+                    &source,
+                    session.options.memory_limit,
+                    |executor, source| executor.compile(source),
+                )?;
                 if self.programs.len() >= session.options.programs.max(1) {
                     self.programs.remove(0);
                 }

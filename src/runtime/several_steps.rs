@@ -6,7 +6,7 @@
 use super::binding::Request;
 use super::executor::{Feed, KernelTime, PendingSteps, RunInfo, StepEnd, StepsExecutable, StepsInfo};
 use super::session::{Session, State, request, request_matches};
-use super::{IntoFetch, Source, overflow_rules};
+use super::{IntoFetch, Source, fit_memory, overflow_rules};
 use crate::graph::Fetch;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -54,6 +54,8 @@ struct Launched {
     request: Arc<Request>,
     /// To explain a failure.
     feeds: Vec<Vec<HostTensor>>,
+    /// The number of the launch.
+    number: u64,
 }
 
 impl Session {
@@ -62,19 +64,36 @@ impl Session {
         Ok(self.lock()?.executor.runs_several_steps())
     }
 
-    /// Compiles the program of several steps in advance.
+    /// Compiles the program of several steps in advance. Returns false if such a run must be launched
+    /// by itself.
     pub(super) fn compile_steps(
         &self,
         fetches: &[Fetch],
         feeds: &[(&str, &HostTensor)],
         steps: usize,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         self.prepare(&fetches.iter().map(|f| f as &dyn IntoFetch).collect::<Vec<_>>())?;
-        self.lock()?.steps_program(self, fetches, feeds, steps).map(|_| ())
+        Ok(self.lock()?.steps_program(self, fetches, feeds, steps)?.is_some())
     }
 
-    /// Queues and counts a step run. Launches the queue if it is full, and before if the step needs
-    /// another program than those queued. `skipped_before`: the number of steps in a row that were
+    /// Launches the queue if a step needs another program than those queued, and compiles that program
+    /// if it is not cached.
+    pub(super) fn prepare_queue(
+        &self,
+        fetches: &[Fetch],
+        feeds: &[(&str, &HostTensor)],
+        launches: Launches,
+    ) -> Result<()> {
+        let mut state = self.lock()?;
+        let fits = |q: &Queue| q.launches == launches && request_matches(&q.request, fetches, feeds);
+        if state.several.queued.as_ref().is_some_and(|queue| !fits(queue)) {
+            state.launch_queued(self.options.seed)?;
+        }
+        state.steps_program(self, fetches, feeds, launches.steps).map(|_| ())
+    }
+
+    /// Queues and counts a step run, and launches the queue if it is full. The queue must be
+    /// [prepared](Session::prepare_queue). `skipped_before`: the number of steps in a row that were
     /// skipped before the first step in the queue.
     pub(super) fn queue_step(
         &self,
@@ -85,12 +104,9 @@ impl Session {
     ) -> Result<()> {
         self.graph().take_late_error()?;
         let mut state = self.lock()?;
-        let seed = self.options.seed;
-        let fits = |q: &Queue| q.launches == launches && request_matches(&q.request, fetches, feeds);
-        if state.several.queued.as_ref().is_some_and(|queue| !fits(queue)) {
-            state.launch_queued(seed)?;
-        }
-        let request = state.steps_program(self, fetches, feeds, launches.steps)?;
+        let Some(request) = state.steps_program(self, fetches, feeds, launches.steps)? else {
+            return Err(Error::new(ErrorKind::Engine, "this step must be launched by itself"));
+        };
         let draw = state.run_index;
         let queue = state.several.queued.get_or_insert_with(|| Queue {
             request,
@@ -102,7 +118,7 @@ impl Session {
         queue.feeds.push(feeds.iter().map(|(_, value)| (*value).clone()).collect());
         let is_full = queue.feeds.len() >= launches.steps;
         (state.run_index, state.plain_runs) = (draw + 1, 0);
-        if is_full { state.launch_queued(seed) } else { Ok(()) }
+        if is_full { state.launch_queued(self.options.seed) } else { Ok(()) }
     }
 
     /// Launches the queued steps, if there are any.
@@ -121,7 +137,8 @@ impl Session {
     /// skipped step, everything that was launched or queued later is dropped: it changed nothing.
     pub(crate) fn collect_launched(&self) -> Result<Vec<Result<Vec<HostTensor>>>> {
         let mut state = self.lock()?;
-        let Some(Launched { pending, info, request, feeds }) = state.several.launched.pop_front() else {
+        let Some(Launched { pending, info, request, feeds, number }) = state.several.launched.pop_front()
+        else {
             return Ok(Vec::new());
         };
         let ended = catch_unwind(AssertUnwindSafe(|| pending.collect()));
@@ -148,6 +165,7 @@ impl Session {
                         // No step after it changed a variable, so the search finds those of this one.
                         true => {
                             state.several.drop_steps();
+                            state.launch_ended(number, false)?;
                             self.explain_non_finite(&mut state, &request.fetches, &feeds, &run)
                         }
                         false => self.skipped_step(&feeds),
@@ -155,10 +173,13 @@ impl Session {
                 }
                 Err(e) => {
                     state.several.drop_steps();
+                    state.launch_ended(number, false)?;
                     Err(e)
                 }
             });
         }
+        // After a failure there is nothing left to forget.
+        state.launch_ended(number, true)?;
         Ok(results)
     }
 
@@ -193,28 +214,35 @@ impl State {
         let started = catch_unwind(AssertUnwindSafe(|| executable.start(&info, &values)));
         let started = started.unwrap_or_else(|panic| Err(self.poison(&*panic)));
         let pending = started.map_err(|e| self.end_if_lost(e))?;
-        self.several.launched.push_back(Launched { pending, info, request, feeds });
+        let number = self.count_launch();
+        self.several.launched.push_back(Launched { pending, info, request, feeds, number });
         Ok(())
     }
 
     /// Returns the request of a program of several steps, which is compiled if it is not cached.
+    /// Returns `None` if such a run must be launched by itself.
     fn steps_program(
         &mut self,
         session: &Session,
         fetches: &[Fetch],
         feeds: &[(&str, &HostTensor)],
         steps: usize,
-    ) -> Result<Arc<Request>> {
+    ) -> Result<Option<Arc<Request>>> {
         let programs = &mut self.several.programs;
         let cached =
             programs.iter().position(|p| p.steps == steps && request_matches(&p.request, fetches, feeds));
         let program = match cached {
-            Some(at) if at + 1 == programs.len() => return Ok(programs[at].request.clone()),
+            Some(at) if at + 1 == programs.len() => return Ok(Some(programs[at].request.clone())),
             Some(at) => programs.remove(at),
             None => {
                 let request = Arc::new(request(fetches, feeds));
                 let source = Source::new(&session.graph, &request, session.reading);
-                let executable = self.executor.compile_steps(&source, steps)?;
+                let limit = session.options.memory_limit;
+                let compiled =
+                    fit_memory::compile_within(&mut *self.executor, &source, limit, |executor, source| {
+                        executor.compile_steps(source, steps)
+                    })?;
+                let Some(executable) = compiled else { return Ok(None) };
                 if self.several.programs.len() >= session.options.programs.max(2) {
                     self.several.programs.remove(0);
                 }
@@ -223,7 +251,7 @@ impl State {
         };
         let request = program.request.clone();
         self.several.programs.push(program);
-        Ok(request)
+        Ok(Some(request))
     }
 }
 

@@ -78,8 +78,9 @@ pub struct StepProgram {
     ran_all: bool,
     /// Which declared fetches were due in the last run.
     due: Vec<bool>,
-    /// The shapes of all feeds for which the program of several steps is compiled.
-    compiled_steps_for: Vec<Vec<usize>>,
+    /// The shapes of all feeds for which the program of several steps is compiled, and whether there is
+    /// one.
+    compiled_steps_for: Vec<(Vec<usize>, bool)>,
     /// Runs that were launched and not yet collected, oldest first.
     in_flight: VecDeque<InFlight>,
 }
@@ -162,6 +163,18 @@ impl StepProgram {
         Ok(())
     }
 
+    /// Compiles both programs for these feeds, and returns the memory that is planned for the
+    /// values of a run, if the engine knows it.
+    pub(crate) fn planned_bytes(
+        &mut self,
+        session: &Session,
+        feeds: &[(&str, &HostTensor)],
+    ) -> Result<Option<usize>> {
+        self.prepare(session, feeds)?;
+        let all: Vec<&dyn IntoFetch> = self.all.iter().map(|f| f as &dyn IntoFetch).collect();
+        session.compiled_bytes(&all, feeds)
+    }
+
     /// Returns whether a run at this time may stay in flight while the next one starts, because its
     /// values are not needed before. The last run of an epoch is always collected at once.
     pub(crate) fn can_stay_in_flight(&self, clock: Clock) -> bool {
@@ -180,8 +193,33 @@ impl StepProgram {
         Ok(is_launched)
     }
 
+    /// Prepares the queue for a run with these feeds: before the first step of these shapes, compiles
+    /// all programs for them, and launches the queue if the run needs another program than those queued.
+    /// Returns false if the run cannot be queued but must be launched by itself.
+    pub(crate) fn prepare_queue(
+        &mut self,
+        session: &Session,
+        feeds: &[(&str, &HostTensor)],
+        launches: Launches,
+    ) -> Result<bool> {
+        self.prepare(session, feeds)?;
+        let sizes = || feeds.iter().flat_map(|(_, t)| t.sizes());
+        let can_queue = match self.compiled_steps_for.iter().find(|(s, _)| s.iter().eq(sizes())) {
+            Some((_, can_queue)) => *can_queue,
+            None => {
+                let can_queue = session.compile_steps(&self.frequent, feeds, launches.steps)?;
+                self.compiled_steps_for.push((sizes().copied().collect(), can_queue));
+                can_queue
+            }
+        };
+        if can_queue {
+            session.prepare_queue(&self.frequent, feeds, launches)?;
+        }
+        Ok(can_queue)
+    }
+
     /// Queues and counts a run, which is launched together with others: see
-    /// [`Session::queue_step`]. Before the first step of these shapes, compiles all programs for them.
+    /// [`Session::queue_step`]. Call [`StepProgram::prepare_queue`] before.
     pub(crate) fn queue(
         &mut self,
         session: &Session,
@@ -189,12 +227,6 @@ impl StepProgram {
         launches: Launches,
         skipped_before: u32,
     ) -> Result<()> {
-        self.prepare(session, feeds)?;
-        let sizes = || feeds.iter().flat_map(|(_, t)| t.sizes());
-        if !self.compiled_steps_for.iter().any(|s| s.iter().eq(sizes())) {
-            session.compile_steps(&self.frequent, feeds, launches.steps)?;
-            self.compiled_steps_for.push(sizes().copied().collect());
-        }
         session.queue_step(&self.frequent, feeds, launches, skipped_before)
     }
 

@@ -262,6 +262,39 @@ impl TowerContext {
         build(&TowerContext { frozen: true, ..self.clone() })
     }
 
+    /// Runs `build` in a scope called `name` as a recompute block: training keeps only what the block
+    /// takes in, and its gradient computes everything else inside again. Use it for the blocks of a
+    /// deep network, to train with less memory at the cost of a second forward pass through them.
+    ///
+    /// Results are those of [`TowerContext::scope`], with the same bits on the CPU engine: random
+    /// operations draw the same numbers again, and updates in the block, such as those of running
+    /// statistics, happen once. Sums over towers are not computed again, but kept. Blocks may be
+    /// nested. See `docs/memory.md`.
+    ///
+    /// ```
+    /// use tensorpack::prelude::*;
+    ///
+    /// # fn main() -> Result<()> {
+    /// let graph = Graph::new();
+    /// let mut x = graph.placeholder(&TensorSpec::f32("x", [None, Some(4)]));
+    /// TowerContext::training(&graph).build(|t| {
+    ///     for i in 0..3 {
+    ///         x = t.recompute(&format!("block{i}"), |t| {
+    ///             let hidden = Linear::new(16).apply(t, "expand", &x).relu();
+    ///             Linear::new(4).apply(t, "project", &hidden)
+    ///         });
+    ///     }
+    /// });
+    /// # graph.freeze().map(|_| ())
+    /// # }
+    /// ```
+    #[doc(alias = "checkpoint")]
+    #[doc(alias = "remat")]
+    #[track_caller]
+    pub fn recompute<R>(&self, name: &str, build: impl FnOnce(&TowerContext) -> R) -> R {
+        self.graph.recompute(|| self.scope(name, build))
+    }
+
     /// Runs `build` with contractions in f32, in a tower that computes in bf16 or f16 (see
     /// [`Precision`](crate::graph::Precision)). Inputs that are narrow already are widened where a
     /// contraction takes them; cast them at the start if everything inside is to be f32.
@@ -281,8 +314,14 @@ impl TowerContext {
         let position = self.lines.borrow().len();
         let y = self.graph.called_from(Location::caller(), || self.scope(name, |_| build(&inside)));
         let line = || format!("{:1$}{name}: {x} -> {y}", "", 2 * self.depth, x = x.shape(), y = y.shape());
-        if y.id().is_some() && self.graph.first_time(&format!("layer {}", self.graph.name_in_towers(name))) {
+        let full = self.graph.name_in_towers(name);
+        if let Some(id) = y.id()
+            && self.graph.first_time(&format!("layer {full}"))
+        {
             self.lines.borrow_mut().insert(position, line());
+            if self.depth == 0 {
+                self.graph.add_layer(full, id);
+            }
         }
         // The inference towers repeat the layers of the training towers; do not log them again.
         if self.depth == 0 && !self.is_training() {

@@ -1,8 +1,30 @@
 //! The first batch: the log line about how much data a step and an epoch take, and the comparison
 //! with the run that is resumed.
 
+use crate::nn;
+use crate::runtime::{Session, StepProgram};
 use serde_json::{Map, Value};
-use tensorpack_tensor::HostTensor;
+use tensorpack_tensor::{HostTensor, Result};
+
+/// Returns a table of the model for a batch, and the memory of the step, which it compiles.
+pub(super) fn describe_model(
+    session: &Session,
+    program: &mut StepProgram,
+    feeds: &[(&str, &HostTensor)],
+) -> Result<String> {
+    let sizes: Vec<(&str, &[usize])> = feeds.iter().map(|(name, value)| (*name, value.sizes())).collect();
+    let mut summary = nn::summary(session.graph(), &sizes)?;
+    summary.planned_bytes = program.planned_bytes(session, feeds)?;
+    Ok(summary.to_string())
+}
+
+/// Logs a table of the model. If something is wrong with the step, its run says so.
+pub(super) fn log_model(session: &Session, program: &mut StepProgram, feeds: &[(&str, &HostTensor)]) {
+    match describe_model(session, program, feeds) {
+        Ok(text) => log::info!("the model\n{text}"),
+        Err(e) => log::warn!("there is no summary of the model: {e}"),
+    }
+}
 
 /// How towers and epochs divide the data, for the log line of the first batch.
 #[doc(alias = "Opening")]

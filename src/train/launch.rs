@@ -1,7 +1,7 @@
 //! Trains a model from a configuration.
 
 use super::train_config::Data;
-use super::{SingleCostTrainer, TrainConfig, Trained};
+use super::{RunConfig, SingleCostTrainer, TowerTrainer, TrainConfig, Trained};
 use crate::logger;
 use tensorpack_tensor::Result;
 
@@ -10,6 +10,15 @@ pub fn launch_train_with_config(
     config: TrainConfig,
     trainer: impl Into<SingleCostTrainer>,
 ) -> Result<Trained> {
+    let (trainer, run) = set_up(config, trainer)?;
+    trainer.train_with_defaults(run)
+}
+
+/// Builds the graph of a configuration. Returns the trainer, and the settings of the run.
+pub(super) fn set_up(
+    config: TrainConfig,
+    trainer: impl Into<SingleCostTrainer>,
+) -> Result<(TowerTrainer, RunConfig)> {
     let TrainConfig { model, data, run } = config;
     run.check()?;
     logger::init();
@@ -23,5 +32,5 @@ pub fn launch_train_with_config(
     let builder = model.clone();
     let get_cost = move |t: &_, inputs: &[_]| builder.build_graph(t, inputs);
     let trainer = trainer.setup_graph(model.inputs(), input, get_cost, |t| model.optimizer(t))?;
-    trainer.train_with_defaults(run)
+    Ok((trainer, run))
 }

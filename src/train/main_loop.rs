@@ -47,6 +47,8 @@ pub(super) struct MainLoop<'a> {
     pub(super) ranks: Option<Ranks>,
     /// Logged with the first batch.
     pub(super) summary: Option<BatchSummary>,
+    /// Whether a table of the model is logged with the first batch.
+    pub(super) describes_model: bool,
     /// Applies gradients that are accumulated but not yet used, at the end of training.
     pub(super) flush: Option<Fetch>,
     /// Whether the graph has a variable that holds the number of the step.
@@ -236,6 +238,7 @@ impl MainLoop<'_> {
             times,
             nan_policy: self.nan_policy,
             summary: &mut self.summary,
+            describes_model: &mut self.describes_model,
             runs: 0,
             runs_done: 0,
             lost_batch: false,

@@ -228,7 +228,12 @@ pub(super) fn gather_variables(
         0 => Vec::new(),
         _ => checkpoint.tensors.iter().filter(|(name, _)| is_local(name)).cloned().collect(),
     };
-    let own = Checkpoint { global_step: 0, tensors: own, state: Value::Object(Map::new()) };
+    let own = Checkpoint {
+        global_step: 0,
+        tensors: own,
+        input_tensors: Vec::new(),
+        state: Value::Object(Map::new()),
+    };
     for bytes in group.gather_all(&own.to_bytes()?, deadline)?.iter().skip(1) {
         checkpoint.tensors.extend(Checkpoint::from_bytes(bytes)?.tensors);
     }

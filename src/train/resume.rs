@@ -2,6 +2,7 @@
 
 use super::ranks;
 use crate::callback::{Callbacks, Position, TrainState};
+use crate::graph::VariableInfo;
 use crate::input::{InputSource, OtherTowers, Start};
 use crate::io::{Checkpoint, check_tag};
 use serde_json::{Map, Value, json};
@@ -11,6 +12,8 @@ use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 pub(super) struct HostState {
     position: Position,
     json: Map<String, Value>,
+    /// The tensors of the input's state.
+    input_tensors: Vec<(String, HostTensor)>,
 }
 
 impl HostState {
@@ -35,7 +38,8 @@ impl HostState {
             "callbacks": callbacks.state(),
             "monitors": state.monitors.state(),
         });
-        Ok(HostState { position, json: json.as_object().cloned().unwrap_or_default() })
+        let input_tensors = input.map_or_else(|| Ok(Vec::new()), |i| i.state_tensors())?;
+        Ok(HostState { position, json: json.as_object().cloned().unwrap_or_default(), input_tensors })
     }
 
     /// Marks the run as one that has not started: a resumed run starts it, with all hooks.
@@ -48,9 +52,11 @@ impl HostState {
     /// state was captured, with the values they had then.
     fn into_checkpoint(self, state: &TrainState, changed: Vec<(String, HostTensor)>) -> Result<Checkpoint> {
         let before = |name: &str| changed.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
-        Checkpoint::of_values(state.session.graph(), self.position.global_step, self.json, |v| {
-            before(&v.name).map_or_else(|| Ok(state.session.read_stored(&v.name)?.0), Ok)
-        })
+        let value =
+            |v: &VariableInfo| before(&v.name).map_or_else(|| Ok(state.session.read_stored(&v.name)?.0), Ok);
+        let variables =
+            Checkpoint::of_values(state.session.graph(), self.position.global_step, self.json, value)?;
+        Ok(Checkpoint { input_tensors: self.input_tensors, ..variables })
     }
 }
 
@@ -161,16 +167,17 @@ fn another_run(state: &TrainState, why: String) -> Error {
 pub(super) fn start_input(
     state: &TrainState,
     input: &mut dyn InputSource,
-    saved: &Value,
+    saved: Option<&Checkpoint>,
     others: OtherTowers,
     steps_per_launch: usize,
 ) -> Result<()> {
-    if !saved.is_null()
+    let (at, tensors) = saved.map_or((&Value::Null, &[][..]), |c| (&c.state["input"], &c.input_tensors));
+    if !at.is_null()
         && let Some(why) = input.cannot_resume()
     {
         log::warn!("this run does not resume exactly: {why}");
     }
     let staging = state.session.staging()?;
     let (seed, interrupt, staging) = (state.seed, &state.interrupt, staging.as_ref());
-    input.start(Start { seed, at: saved, interrupt, staging, others, steps_per_launch })
+    input.start(Start { seed, at, tensors, interrupt, staging, others, steps_per_launch })
 }

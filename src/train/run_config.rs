@@ -6,6 +6,7 @@ use crate::graph::{LossScale, Precision};
 use crate::io::{Disk, Keep, SessionInit};
 use crate::monitor::Monitor;
 use crate::runtime::SessionOptions;
+use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 use tensorpack_tensor::{Error, Result};
@@ -31,6 +32,15 @@ pub struct RunConfig {
     pub(super) logdir: Option<PathBuf>,
     pub(super) fresh: bool,
     pub(super) quiet: bool,
+    /// Whether a summary of the model is logged with the first batch.
+    pub(super) summary: bool,
+    /// Whether everything is checked, and nothing trained.
+    pub(super) dry_run: bool,
+    /// Whether the process ends when training has, as `TrainArgs` asks for `--dry-run` and the
+    /// like.
+    pub(super) then_exit: bool,
+    /// The options of the command line, for the manifest of the run.
+    pub(super) options: Value,
     pub(super) keep: Keep,
     pub(super) disk: Option<Box<dyn Disk>>,
     pub(super) nan: NanPolicy,
@@ -55,6 +65,10 @@ impl Default for RunConfig {
             logdir: Some(default_logdir()),
             fresh: false,
             quiet: false,
+            summary: false,
+            dry_run: false,
+            then_exit: false,
+            options: Value::Null,
             keep: Keep::default(),
             disk: None,
             nan: NanPolicy::default(),
@@ -195,6 +209,24 @@ macro_rules! run_settings {
                 self
             }
 
+            /// Logs a table of the model's layers with the first batch: see
+            /// [`nn::summary`](crate::nn::summary()).
+            #[must_use]
+            pub fn summary(mut self) -> $config {
+                self $(.$run)? .summary = true;
+                self
+            }
+
+            /// Checks everything that can be checked before the first step, logs a summary of the
+            /// model, and trains nothing: the graph, the callbacks, the session, initial values,
+            /// the first batch, the plan of the step and its memory. Writes nothing. Training then
+            /// ends as if it had been stopped.
+            #[must_use]
+            pub fn dry_run(mut self) -> $config {
+                self $(.$run)? .dry_run = true;
+                self
+            }
+
             /// Sets which checkpoints are kept.
             #[must_use]
             pub fn keep(mut self, keep: $crate::io::Keep) -> $config {
@@ -248,6 +280,18 @@ macro_rules! run_settings {
             #[doc(alias = "autocast")]
             pub fn precision(mut self, precision: $crate::graph::Precision) -> $config {
                 self $(.$run)? .precision = Some(precision);
+                self
+            }
+
+            /// Sets the limit of the memory of variables and steps, in bytes, on each device. Defaults
+            /// to what is available.
+            ///
+            /// If the plan of a step takes more, parts of its forward pass are computed again in the
+            /// backward pass. If no plan fits, training ends with an error that has the size of the
+            /// smallest. See `docs/memory.md`.
+            #[must_use]
+            pub fn memory_limit(mut self, bytes: usize) -> $config {
+                self $(.$run)? .session.memory_limit = Some(bytes);
                 self
             }
 

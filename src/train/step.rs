@@ -1,6 +1,6 @@
 //! One iteration: what it is, and what it can do.
 
-use super::batch_summary::BatchSummary;
+use super::batch_summary::{BatchSummary, log_model};
 use super::step_plan::{RunId, StepPlan, depends_on};
 use crate::callback::{Callbacks, Progress, RunCx, TrainState};
 use crate::graph::{Fetch, Frozen, NodeKind};
@@ -101,6 +101,8 @@ pub struct StepCx<'a> {
     pub(super) nan_policy: NanPolicy,
     /// Logged with the first batch.
     pub(super) summary: &'a mut Option<BatchSummary>,
+    /// Whether to log a table of the model with the first batch.
+    pub(super) describes_model: &'a mut bool,
     /// Step runs in this step so far.
     pub(super) runs: u32,
     /// Runs of any kind after which this step cannot be taken back.
@@ -143,6 +145,9 @@ impl StepCx<'_> {
         feeds.iter_mut().zip(batch).for_each(|(feed, (name, value))| *feed = (name, value));
         let (session, feeds) = (&self.state.session, &feeds[..batch.len()]);
         let program = &mut self.plan.run(id).program;
+        if std::mem::take(self.describes_model) {
+            log_model(session, program, feeds);
+        }
         let launched = if stays_in_flight { program.launch(session, feeds) } else { Ok(false) };
         let ran = match launched {
             Ok(true) => {
@@ -157,7 +162,8 @@ impl StepCx<'_> {
         self.finish_run(id, ran)
     }
 
-    /// Queues a step run, which is launched together with others.
+    /// Queues a step run, which is launched together with others. Runs it at once if it cannot be,
+    /// because its towers have batches of different sizes.
     fn queue(&mut self, id: RunId, launches: Launches) -> Result<&[HostTensor]> {
         let needs_input = self.plan.run(id).needs_input;
         let batch = draw(&mut self.input, needs_input, self.times, self.summary, &mut self.state.settings)?;
@@ -166,15 +172,32 @@ impl StepCx<'_> {
         let nothing = HostTensor::scalar(0u8);
         let mut feeds = [("", &nothing); MAX_FEEDS];
         feeds.iter_mut().zip(batch).for_each(|(feed, (name, value))| *feed = (name, value));
-        let (session, skipped) = (&self.state.session, self.state.skipped.in_a_row);
-        match self.plan.run(id).program.queue(session, &feeds[..batch.len()], launches, skipped) {
+        let (session, feeds) = (&self.state.session, &feeds[..batch.len()]);
+        let program = &mut self.plan.run(id).program;
+        if std::mem::take(self.describes_model) {
+            log_model(session, program, feeds);
+        }
+        let can_queue = match program.prepare_queue(session, feeds, launches) {
             Err(e) if e.kind() == ErrorKind::Interrupted => {
                 // Only compiling is interrupted, so the step changed nothing.
                 self.lost_batch = true;
                 return Err(e);
             }
-            queued => queued?,
+            prepared => prepared?,
+        };
+        if !can_queue {
+            self.plan.collect(self.state, self.callbacks)?;
+            let clock = clock(&self.state.progress);
+            let ran = self.plan.run(id).program.run(&self.state.session, clock, feeds);
+            self.times.compute += drawn.elapsed();
+            return self.finish_run(id, ran);
         }
+        if launches.skip_limit > 0 {
+            // A launch counts on from the steps in a row that were skipped before it.
+            self.plan.collect_launches(0, self.state, self.callbacks)?;
+        }
+        let (session, skipped) = (&self.state.session, self.state.skipped.in_a_row);
+        self.plan.run(id).program.queue(session, feeds, launches, skipped)?;
         self.queued = true;
         self.plan.was_queued(id, self.state, self.callbacks)?;
         self.times.compute += drawn.elapsed();

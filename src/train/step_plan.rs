@@ -123,8 +123,7 @@ impl StepPlan {
         }
     }
 
-    /// Notes that a run was queued. Collects all launches but the last; under a policy that skips
-    /// steps all, because the next launch must know how many steps in a row were skipped.
+    /// Notes that a run was queued, and collects all launches but the last.
     pub(super) fn was_queued(
         &mut self,
         id: RunId,
@@ -132,12 +131,11 @@ impl StepPlan {
         callbacks: &mut Callbacks,
     ) -> Result<()> {
         self.queued.push_back((id, state.progress.clone()));
-        let in_flight = usize::from(self.launches.is_some_and(|launches| launches.skip_limit == 0));
-        self.collect_launches(in_flight, state, callbacks)
+        self.collect_launches(1, state, callbacks)
     }
 
     /// Collects launches of several steps until at most `in_flight` are left.
-    fn collect_launches(
+    pub(super) fn collect_launches(
         &mut self,
         in_flight: usize,
         state: &mut TrainState,

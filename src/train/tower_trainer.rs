@@ -1,10 +1,13 @@
 //! A trainer whose graph a tower function built.
 
+use super::largest_batch::{self, Input};
 use super::{Iteration, RunConfig, Trained, Trainer};
 use crate::callback::Callback;
 use crate::graph::{Fetch, Graph, Tensor, TensorSpec};
-use crate::tower::{TowerFunc, Towers};
-use tensorpack_tensor::{Error, Result, Site};
+use crate::predict::OnlinePredictor;
+use crate::runtime::{IntoFetch, Session};
+use crate::tower::{TowerContext, TowerFunc, Towers};
+use tensorpack_tensor::{Error, ErrorKind, Result, Site};
 
 /// A trainer that is ready to train: a tower function built its graph, and its step is known.
 /// [`SingleCostTrainer::setup_graph`](super::SingleCostTrainer::setup_graph) returns one.
@@ -58,6 +61,14 @@ impl TowerTrainer {
         &self.step
     }
 
+    /// Builds a predictor from the named inputs to the named outputs of the model, which predicts
+    /// with the current weights during training. Callbacks create theirs with
+    /// [`GraphCx::predictor`](crate::callback::GraphCx::predictor).
+    pub fn get_predictor(&mut self, inputs: &[&str], outputs: &[&str]) -> Result<OnlinePredictor> {
+        let t = TowerContext::inference(self.trainer.graph());
+        OnlinePredictor::new(&mut self.tower, &t, inputs, outputs)
+    }
+
     /// Adds a callback of the trainer itself. It runs before the user's callbacks.
     pub fn register_callback(&mut self, callback: impl Callback + 'static) {
         self.trainer.register_callback(callback);
@@ -99,6 +110,33 @@ impl TowerTrainer {
         }
     }
 
+    /// Returns the largest batch of each tower whose step fits into memory. See
+    /// [`largest_batch`](super::largest_batch()).
+    pub fn largest_batch(self, config: RunConfig) -> Result<usize> {
+        if self.run_towers > self.towers().training().len() {
+            let why = "the plan of asynchronous towers is not known before they run";
+            return Err(Error::new(ErrorKind::Unsupported, why).note("use a synchronous trainer"));
+        }
+        let mut inputs: Vec<Input> = Vec::new();
+        for tower in self.towers().training() {
+            for (_, x) in tower.inputs() {
+                let sizes: Vec<Option<usize>> = x.shape().iter().map(|d| d.known()).collect();
+                if sizes.iter().skip(1).any(Option::is_none) {
+                    let why = format!("the input {} has an unknown dim that is not the first", x.name());
+                    let e = Error::shape(why).note("declare it with all sizes but the batch");
+                    return Err(x.site().map_or(e.clone(), |site| e.at(site)));
+                }
+                inputs.push((x.name(), x.dtype(), sizes));
+            }
+        }
+        let cost = self.cost().map(|cost| Fetch::from(&cost));
+        let fetches: Vec<&dyn IntoFetch> = cost.iter().chain([&self.step]).map(|f| f as _).collect();
+        let options = self.trainer.session_options(&config)?;
+        let limit = largest_batch::limit(&options);
+        let session = Session::with(self.graph().clone().freeze()?, options)?;
+        largest_batch::search(&session, &fetches, &inputs, limit)
+    }
+
     /// Trains with the default callbacks and monitors, unless the configuration replaces them. See
     /// [`Trainer::train_with_defaults`].
     pub fn train_with_defaults(self, config: RunConfig) -> Result<Trained> {
@@ -109,6 +147,7 @@ impl TowerTrainer {
     pub fn train(self, config: RunConfig) -> Result<Trained> {
         self.check_iteration()?;
         let cost = self.cost();
-        self.trainer.with_cost(cost).with_tower_func(self.tower).train(config, self.iteration)
+        let step = self.replaced.is_none().then(|| self.step.clone());
+        self.trainer.with_cost(cost).with_step(step).with_tower_func(self.tower).train(config, self.iteration)
     }
 }

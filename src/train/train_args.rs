@@ -1,18 +1,22 @@
 //! The options that every training program understands.
 
+use super::train_config::Data;
 use super::{
     AsyncMultiGpuTrainer, Configured, DistributedTrainerParameterServer, DistributedTrainerReplicated,
-    NoOpTrainer, QueueInputTrainer, RunConfig, SimpleTrainer, SingleCostTrainer, StepsPerLaunch,
-    SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig,
+    NanPolicy, NoOpTrainer, QueueInputTrainer, RunConfig, SimpleTrainer, SingleCostTrainer, StepsPerLaunch,
+    SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated, TrainConfig, largest_batch,
 };
+use crate::callback::{Callback, LearningRateFinder, OverfitCheck};
 use crate::command_line;
 use crate::graph::Precision;
 use crate::io::smart_init;
-use crate::runtime::Device;
+use crate::runtime::{Device, parse_bytes};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
+use serde_json::{Map, Value, json};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use tensorpack_dataflow::DataFlow;
 use tensorpack_tensor::{Error, Result};
 
 /// The options of a training program, to be parsed alone or flattened into a program's own options.
@@ -68,6 +72,13 @@ pub struct TrainArgs {
     /// The precision: f32, tf32 (on NVIDIA GPUs), bf16 or f16; defaults to tf32.
     #[arg(long, value_name = "TYPE", value_parser = precision_names())]
     pub precision: Option<Precision>,
+    /// The memory limit of each device, such as 2GB; parts of a step that does not fit are computed
+    /// twice.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub memory_limit: Option<usize>,
+    /// Print the largest batch that fits into memory, and train nothing.
+    #[arg(long)]
+    pub find_batch: bool,
     /// The log directory; an existing run in it is resumed.
     #[arg(long, value_name = "DIR")]
     pub logdir: Option<PathBuf>,
@@ -92,6 +103,24 @@ pub struct TrainArgs {
     /// Fail if the program does not reach its stated result.
     #[arg(long)]
     pub assert: bool,
+    /// Show a table of the model's layers before the first step.
+    #[arg(long)]
+    pub summary: bool,
+    /// Check the graph, the first batch, the memory and the callbacks, and train nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Train on N batches only, and fail if their cost does not fall by a factor of 10.
+    #[arg(long, value_name = "N")]
+    pub overfit: Option<u64>,
+    /// Try learning rates from 1e-7 to 10 and suggest one.
+    #[arg(long)]
+    pub find_lr: bool,
+    /// A TOML file of options: max-epoch = 3.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// An option: --set max-epoch=3. It replaces what the file says.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
 }
 
 fn precision_names() -> impl TypedValueParser<Value = Precision> {
@@ -161,6 +190,8 @@ impl TrainArgs {
                 "--devices" => !self.devices.is_empty(),
                 "--threads-per-device" => self.threads_per_device.is_some(),
                 "--precision" => self.precision.is_some(),
+                "--memory-limit" => self.memory_limit.is_some(),
+                "--find-batch" => self.find_batch,
                 "--logdir" => self.logdir.is_some(),
                 "--load" => self.load.is_some(),
                 "--fresh" => self.fresh,
@@ -169,6 +200,12 @@ impl TrainArgs {
                 "--fake" => self.fake,
                 "--full" => self.full,
                 "--assert" => self.assert,
+                "--summary" => self.summary,
+                "--dry-run" => self.dry_run,
+                "--overfit" => self.overfit.is_some(),
+                "--find-lr" => self.find_lr,
+                "--config" => self.config.is_some(),
+                "--set" => !self.set.is_empty(),
                 _ => return Err(Error::argument(format!("TrainArgs has no option {option}"))),
             };
             if given {
@@ -180,12 +217,27 @@ impl TrainArgs {
 
     /// Returns the configuration with the given options applied. It is a [`TrainConfig`] or, for a
     /// trainer that already has a graph, a [`RunConfig`].
-    pub fn apply<C: AsMut<RunConfig>>(&self, mut config: C) -> Result<C> {
+    ///
+    /// With `--dry-run` or `--find-lr` the process ends with status 0 when training has: the
+    /// program does not go on with a model that is not trained. `--overfit` and `--find-batch` need
+    /// [`TrainArgs::configure`], which knows the data and the model.
+    pub fn apply<C: AsMut<RunConfig>>(&self, config: C) -> Result<C> {
+        if self.overfit.is_some() {
+            return Err(Error::argument(
+                "--overfit does not apply to this program: it trains with its own data",
+            ));
+        }
+        self.without(&["--find-batch"])?;
+        self.apply_to_run(config)
+    }
+
+    fn apply_to_run<C: AsMut<RunConfig>>(&self, mut config: C) -> Result<C> {
         let run = config.as_mut();
         run.max_epoch = self.max_epoch.unwrap_or(run.max_epoch);
         run.steps_per_epoch = self.steps_per_epoch.or(run.steps_per_epoch);
         run.steps_per_launch = self.steps_per_launch.unwrap_or(run.steps_per_launch);
         run.session.threads = self.threads_per_device.or(run.session.threads);
+        run.session.memory_limit = self.memory_limit.or(run.session.memory_limit);
         if let Some(seed) = self.seed {
             // The command line replaces both ways in which a program can set its seed.
             run.seed = None;
@@ -201,6 +253,71 @@ impl TrainArgs {
         if let Some(path) = &self.load {
             run.session_init = Some(smart_init(path)?);
         }
+        run.options = self.given();
+        run.summary |= self.summary;
+        if self.find_lr {
+            self.replace_callbacks(run, LearningRateFinder::new());
+            // A rate at which the cost is not finite ends the search, not the program.
+            run.nan = NanPolicy::Skip(u32::MAX);
+            run.max_epoch = u64::MAX;
+        }
+        if self.dry_run {
+            (run.dry_run, run.then_exit) = (true, true);
+        }
+        Ok(config)
+    }
+
+    /// Trains with one callback only, writes nothing, and then ends the process.
+    fn replace_callbacks(&self, run: &mut RunConfig, callback: impl Callback + 'static) {
+        run.callbacks = vec![Box::new(callback)];
+        run.monitors = Some(Vec::new());
+        run.logdir = None;
+        run.then_exit = true;
+    }
+
+    /// Returns the options that were given, for the manifest of the run.
+    fn given(&self) -> Value {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.to_string_lossy().into_owned());
+        let on = |is_on: bool| is_on.then_some(true);
+        let devices: Vec<String> = self.devices.iter().map(Device::to_string).collect();
+        let all = json!({
+            "max-epoch": self.max_epoch,
+            "steps-per-epoch": self.steps_per_epoch,
+            "steps-per-launch": self.steps_per_launch.map(|steps| format!("{steps:?}")),
+            "trainer": self.trainer,
+            "devices": (!devices.is_empty()).then_some(devices),
+            "threads-per-device": self.threads_per_device,
+            "precision": self.precision.map(|precision| precision.to_string()),
+            "logdir": path(&self.logdir),
+            "load": path(&self.load),
+            "fresh": on(self.fresh),
+            "quiet": on(self.quiet),
+            "seed": self.seed,
+            "fake": on(self.fake),
+            "full": on(self.full),
+            "assert": on(self.assert),
+            "summary": on(self.summary),
+            "config": path(&self.config),
+            "set": (!self.set.is_empty()).then_some(&self.set),
+        });
+        let given = all.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+        given.map(|(name, value)| (name.clone(), value.clone())).collect::<Map<_, _>>().into()
+    }
+
+    /// Limits the data to the batches of `--overfit`, if it was given.
+    fn limit_data(&self, mut config: TrainConfig) -> Result<TrainConfig> {
+        let Some(batches) = self.overfit else { return Ok(config) };
+        config.data = match config.data {
+            Data::Dataflow(flow) => Data::Dataflow(flow.take(batches).cache().into_flow()),
+            Data::Input(_) => {
+                return Err(Error::argument(
+                    "--overfit does not apply to this program: its input is no dataflow",
+                ));
+            }
+        };
+        self.replace_callbacks(&mut config.run, OverfitCheck::new(batches));
+        config.run.steps_per_epoch = self.steps_per_epoch.or(Some(batches.max(100)));
+        config.run.max_epoch = self.max_epoch.unwrap_or(20);
         Ok(config)
     }
 
@@ -244,8 +361,18 @@ impl TrainArgs {
 
     /// Applies the options to a configuration and pairs it with the trainer:
     /// `configure(config)?.train()`.
+    ///
+    /// With `--dry-run`, `--overfit` or `--find-lr` the process ends with status 0 when training
+    /// has. The last two replace the callbacks of the configuration, and write nothing. With
+    /// `--find-batch`, prints the [`largest_batch`] and ends the program with status 0.
     pub fn configure(&self, config: TrainConfig) -> Result<Configured> {
-        Ok(Configured { config: self.apply(config)?, trainer: self.trainer()? })
+        let config = self.limit_data(self.apply_to_run(config)?)?;
+        let configured = Configured { config, trainer: self.trainer()? };
+        if self.find_batch {
+            crate::say!("{}", largest_batch(configured.config, configured.trainer)?);
+            std::process::exit(0);
+        }
+        Ok(configured)
     }
 }
 
@@ -262,7 +389,7 @@ mod tests {
     #[test]
     fn options_are_parsed_and_applied() {
         let options = "--max-epoch 3 --seed 7 --logdir /tmp/x --fresh --threads-per-device 2 --steps-per-launch 16 \
-             --precision bf16";
+             --precision bf16 --memory-limit 1.5GB";
         let args = args(options).unwrap();
         let config = args.apply(RunConfig::new()).unwrap();
         let options = config.session_options().unwrap();
@@ -270,7 +397,15 @@ mod tests {
         assert_eq!(config.logdir.unwrap().to_str(), Some("/tmp/x"));
         assert!(config.fresh);
         assert_eq!(config.steps_per_launch, StepsPerLaunch::Exactly(16));
-        assert_eq!(config.precision, Some(Precision::Bf16));
+        assert_eq!((config.precision, options.memory_limit), (Some(Precision::Bf16), Some(1_500_000_000)));
+    }
+
+    /// A program that trains with a graph of its own would ignore it.
+    #[test]
+    fn find_batch_applies_to_models_only() {
+        let e = args("--find-batch").unwrap().apply(RunConfig::new()).err().unwrap();
+        assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+        assert!(e.message().contains("--find-batch"), "{e}");
     }
 
     #[test]
@@ -333,6 +468,7 @@ mod tests {
             "--trainer none",
             "--devices cpu:x",
             "--precision f8",
+            "--memory-limit 2gallons",
             "epoch",
         ];
         for line in lines {
@@ -347,12 +483,14 @@ mod tests {
     #[test]
     fn an_option_that_does_not_apply_is_an_error() {
         let all = "--max-epoch 1 --steps-per-epoch 1 --steps-per-launch 2 --trainer simple --devices cpu:0 \
-                   --threads-per-device 1 --precision bf16 --logdir a --load b --fresh --quiet --seed 1 --fake --full \
-                   --assert";
-        let (all, none) = (args(all).unwrap(), args("").unwrap());
+                   --threads-per-device 1 --precision bf16 --memory-limit 1GB --find-batch --logdir a --load b --fresh --quiet --seed 1 --fake --full \
+                   --assert --summary --dry-run --overfit 3 --find-lr --set seed=1 --config Cargo.toml";
+        let all =
+            Program::try_parse_from(["program"].into_iter().chain(all.split_whitespace())).unwrap().train;
+        let none = args("").unwrap();
         let command = Program::command();
         let options: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
-        assert_eq!(options.len(), 15);
+        assert_eq!(options.len(), 23);
         for option in options {
             let option = format!("--{option}");
             let error = all.without(&[&option]).unwrap_err();
@@ -360,6 +498,60 @@ mod tests {
             none.without(&[&option]).unwrap();
         }
         assert!(none.without(&["--color"]).is_err());
+    }
+
+    #[test]
+    fn settings_come_from_a_file_then_set_then_the_command_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("run.toml");
+        let text = "seed = 1\nmax_epoch = 2\nlogdir = \"a b\"\nfresh = true\nquiet = false\ndevices = [\"cpu:0\", \"cpu:1\"]\n";
+        std::fs::write(&file, text).unwrap();
+        let parse = |words: &[&str]| {
+            let config = ["--config", file.to_str().unwrap()];
+            TrainArgs::parse_options(words.iter().chain(&config).map(|word| word.to_string()))
+        };
+        let args =
+            parse(&["--seed", "3", "--set", "max-epoch=4", "--set=seed=9", "--set", "assert=true"]).unwrap();
+        assert_eq!((args.seed, args.max_epoch, args.fresh, args.quiet), (Some(3), Some(4), true, false));
+        assert_eq!((args.logdir.as_deref().and_then(|p| p.to_str()), args.assert), (Some("a b"), true));
+        assert_eq!(args.devices, [Device::Cpu(0), Device::Cpu(1)]);
+        let options = args.apply(RunConfig::new()).unwrap().options;
+        assert_eq!(
+            (&options["seed"], &options["max-epoch"], &options["full"]),
+            (&3.into(), &4.into(), &Value::Null)
+        );
+        // The program's own options are settings, too; unknown keys are errors with the nearest
+        // name.
+        for (words, named) in [
+            (&["--set", "sed=3"][..], ["sed", "seed"]),
+            (&["--set", "seed"], ["seed", "key=value"]),
+            (&["--set", "fresh=maybe"], ["fresh", "true or false"]),
+            (&["--set", "seed=x"], ["seed", "x"]),
+        ] {
+            let e = parse(words).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+            assert!(named.iter().all(|part| e.to_string().contains(part)), "{e}");
+        }
+        std::fs::write(&file, "max_epochs = 2\n").unwrap();
+        let e = parse(&[]).unwrap_err();
+        assert!(e.to_string().contains("max-epoch") && e.to_string().contains("run.toml"), "{e}");
+        std::fs::write(&file, "max_epoch = \n").unwrap();
+        assert!(parse(&[]).unwrap_err().to_string().contains("run.toml"));
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(parse(&[]).unwrap_err().kind(), ErrorKind::Io);
+    }
+
+    #[test]
+    fn checks_train_without_callbacks_and_directory() {
+        let config = || RunConfig::new().callback(crate::callback::ModelSaver::new());
+        let run = args("--find-lr").unwrap().apply(config()).unwrap();
+        let callbacks: Vec<String> = run.callbacks.iter().map(|c| c.name()).collect();
+        assert_eq!((callbacks, run.logdir, run.then_exit), (vec!["LearningRateFinder".into()], None, true));
+        let run = args("--dry-run").unwrap().apply(config()).unwrap();
+        assert_eq!((run.callbacks.len(), run.dry_run, run.then_exit), (1, true, true));
+        assert!(args("--overfit 2").unwrap().apply(config()).is_err());
+        let run = args("").unwrap().apply(config()).unwrap();
+        assert!(!run.dry_run && !run.then_exit && run.logdir.is_some());
     }
 
     /// The help itself ends the process: see the tests of `command_line`.

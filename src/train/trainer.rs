@@ -1,7 +1,8 @@
 //! The trainer: sets up and runs training of a graph.
 
-use super::batch_summary::BatchSummary;
+use super::batch_summary::{BatchSummary, describe_model};
 use super::main_loop::{Ended, MainLoop};
+use super::manifest::{self, Started};
 use super::ranks::{self, Ranks};
 use super::resume;
 use super::signals::{self, Signals};
@@ -16,14 +17,15 @@ use crate::io::{Checkpoint, CheckpointStore, RealDisk, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
 use crate::nn::describe_trainables;
-use crate::predict::{OfflinePredictor, PredictConfig};
+use crate::optim::EMA_PREFIX;
+use crate::predict::{OfflinePredictor, OnlinePredictor, PredictConfig};
 use crate::runtime::{Device, Interrupt, Launches, Session, SessionOptions};
 use crate::terminal::Activity;
-use crate::tower::{TowerFunc, Towers};
-use serde_json::{Map, Value, json};
-use std::path::Path;
+use crate::tower::{TowerContext, TowerFunc, Towers};
+use serde_json::{Map, json};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// A general trainer: a graph, callbacks, monitors, a session, and a loop over epochs and steps. An
 /// [`Iteration`] defines the step. The trainer assumes neither batches nor gradients nor costs.
@@ -41,6 +43,8 @@ pub struct Trainer {
     group: Option<Arc<ProcessGroup>>,
     /// The cost that every step minimizes, if there is one.
     cost: Option<Tensor>,
+    /// The operation that every step runs, if it is one.
+    step: Option<Fetch>,
     callbacks: Callbacks,
 }
 
@@ -55,6 +59,7 @@ impl Trainer {
             device: None,
             group: None,
             cost: None,
+            step: None,
             callbacks,
         }
     }
@@ -87,6 +92,11 @@ impl Trainer {
         Trainer { cost, ..self }
     }
 
+    /// Sets the operation that every step runs, for checks before the first one.
+    pub(super) fn with_step(self, step: Option<Fetch>) -> Trainer {
+        Trainer { step, ..self }
+    }
+
     /// Returns the graph.
     pub fn graph(&self) -> &Graph {
         &self.graph
@@ -105,6 +115,14 @@ impl Trainer {
     /// Returns the towers that the tower function built, if there is one.
     pub fn towers(&self) -> Option<Towers<'_>> {
         self.tower.as_ref().map(TowerFunc::towers)
+    }
+
+    /// Builds a predictor from the named inputs to the named outputs of the model, which predicts
+    /// with the current weights during training. Callbacks create theirs with
+    /// [`GraphCx::predictor`].
+    pub fn get_predictor(&mut self, inputs: &[&str], outputs: &[&str]) -> Result<OnlinePredictor> {
+        let t = TowerContext::inference(&self.graph);
+        OnlinePredictor::new(self.tower.as_mut().ok_or_else(no_tower_func)?, &t, inputs, outputs)
     }
 
     /// Adds a callback of the trainer itself. It runs before the user's callbacks.
@@ -126,6 +144,7 @@ impl Trainer {
     /// Trains with only the callbacks and monitors of the configuration.
     pub fn train(self, config: RunConfig, mut iteration: impl Iteration) -> Result<Trained> {
         config.check()?;
+        let then_exit = config.then_exit;
         let (signals, interrupt) = Signals::install()?;
         let (group, deadline) = (self.group.clone(), config.session_options_deadline());
         if group.is_some() {
@@ -150,6 +169,10 @@ impl Trainer {
             log::logger().flush();
             signals::terminate_by(signal);
         }
+        if then_exit && ended.is_ok() {
+            log::logger().flush();
+            std::process::exit(0);
+        }
         ended
     }
 
@@ -161,7 +184,7 @@ impl Trainer {
             ranks::warn_of_launcher();
         }
         let is_chief = self.group.as_ref().is_none_or(|group| group.rank() == 0);
-        let lock = match config.logdir.as_deref() {
+        let lock = match config.logdir.as_deref().filter(|_| !config.dry_run) {
             Some(dir) if is_chief => Some(open_directory(dir)?),
             Some(dir) => {
                 // Only rank 0 needs the directory.
@@ -172,7 +195,7 @@ impl Trainer {
             }
             None => None,
         };
-        let has_log_file = config.logdir.is_some();
+        let has_log_file = config.logdir.is_some() && !config.dry_run;
         let ended = self.run_locked(config, interrupt, iteration, lock);
         // After a signal `train` logs the error.
         if let Err(e) = &ended
@@ -198,7 +221,7 @@ impl Trainer {
         let ranks = others.map(|group| Ranks::new(group, interrupt, config.session_options_deadline()));
         let unset = Interrupt::new();
         let (interrupt, signals) = (if ranks.is_some() { &unset } else { interrupt }, interrupt);
-        if !is_chief {
+        if !is_chief || config.dry_run {
             config.monitors = None;
         }
         if config.fresh
@@ -240,21 +263,33 @@ impl Trainer {
         if let Some(ranks) = &ranks {
             ranks.check_same(&state, self.input.as_deref())?;
         }
-        let saved = saved.as_ref().map(|(_, c)| &c.state);
+        let saved = saved.as_ref().map(|(_, checkpoint)| checkpoint);
         let Progress { epoch_num, global_step, .. } = state.progress;
         state.monitors.start(
             config.logdir.as_deref(),
-            saved.map(|s| &s["monitors"]),
+            saved.map(|c| &c.state["monitors"]),
             Moment { epoch_num, global_step },
         );
         state.monitors.put_graph(state.session.graph());
+        if let Some(lock) = &lock {
+            let started = Started {
+                settings: &state.settings,
+                options: &config.options,
+                platform: state.session.platform()?,
+                processes: self.group.as_ref().map_or(1, |group| group.size()),
+                resumed_at: saved.map(|_| global_step),
+            };
+            manifest::record(lock.dir(), &started);
+        }
         let towers = self.tower_count();
         if let Some(input) = &mut self.input {
             let others = ranks.as_ref().map_or_else(OtherTowers::default, |ranks| ranks.other_towers(towers));
-            let saved = saved.map_or(&Value::Null, |s| &s["input"]);
             let steps_per_launch = plan.launches.map_or(1, |launches| launches.steps);
             let _starting = Activity::begin("starting the input");
             resume::start_input(&state, input.as_mut(), saved, others, steps_per_launch)?;
+        }
+        if config.dry_run {
+            return self.end_dry_run(state, &mut plan);
         }
         let counts_in_graph = state.session.graph().variables().iter().any(|v| v.name == GLOBAL_STEP);
         let summary = BatchSummary {
@@ -263,7 +298,7 @@ impl Trainer {
             steps_per_epoch,
             pass: self.input.as_ref().and_then(|i| i.size()),
             same_pass: saved.is_some_and(|s| {
-                let pass = &s["settings"]["batches_per_pass"];
+                let pass = &s.state["settings"]["batches_per_pass"];
                 !pass.is_null() && *pass == state.settings["batches_per_pass"]
             }),
         };
@@ -276,13 +311,37 @@ impl Trainer {
             nan_policy: config.nan,
             ranks,
             summary: Some(summary),
+            describes_model: config.summary,
             flush,
             counts_in_graph,
             is_first_step: true,
         };
         let ended = main_loop.run()?;
-        let TrainState { session, monitors, .. } = state;
-        Ok(Trained { ended, session, monitors, tower: self.tower })
+        let TrainState { session, monitors, logdir, .. } = state;
+        Ok(Trained { ended, session, monitors, tower: self.tower, logdir })
+    }
+
+    /// Reads the first batch, compiles the step for it, and logs a table of the model.
+    fn end_dry_run(mut self, state: TrainState, plan: &mut StepPlan) -> Result<Trained> {
+        let batch = match &mut self.input {
+            Some(input) => input.next()?.to_vec(),
+            None => Vec::new(),
+        };
+        let feeds: Vec<(&str, &HostTensor)> = batch.iter().map(|(n, value)| (n.as_str(), value)).collect();
+        match &self.step {
+            Some(step) => {
+                let id = plan.find(state.session.graph(), step, true)?;
+                let text = describe_model(&state.session, &mut plan.run(id).program, &feeds)?;
+                log::info!("the model\n{text}");
+            }
+            None => log::info!("the step of this trainer is its own, and was not compiled"),
+        }
+        if let Some(input) = &mut self.input {
+            input.stop();
+        }
+        log::info!("dry run: everything was checked, nothing was trained");
+        let TrainState { session, monitors, logdir, .. } = state;
+        Ok(Trained { ended: Ended::Stopped("dry run".into()), session, monitors, tower: self.tower, logdir })
     }
 
     /// Returns the result of a run that its last checkpoint marks as ended.
@@ -295,7 +354,8 @@ impl Trainer {
         log::info!("run {how}; use --fresh to start over or --max-epoch to extend it");
         let mut monitors = Monitors::new();
         monitors.start(None, Some(&checkpoint.state["monitors"]), Moment::default());
-        Trained { ended, session: state.session, monitors, tower: self.tower }
+        let TrainState { session, logdir, .. } = state;
+        Trained { ended, session, monitors, tower: self.tower, logdir }
     }
 
     fn steps_per_epoch(&self, config: &RunConfig) -> Result<u64> {
@@ -354,7 +414,8 @@ impl Trainer {
                 self.check_several_steps(steps, state, plan, iteration)?;
                 Ok(Some(Launches { steps, skip_limit }))
             }
-            // Towers whose batches have different sizes cannot, which only their data show.
+            // Steps with batches of different sizes run by themselves, and only the data show how many
+            // there are.
             StepsPerLaunch::Auto if self.tower_count() > 1 => {
                 log::info!("1 step per launch, because there are several towers");
                 Ok(None)
@@ -411,7 +472,7 @@ impl Trainer {
         (!flush.is_empty()).then(|| Fetch::from(&self.graph.group(&flush.iter().collect::<Vec<_>>())))
     }
 
-    fn session_options(&self, config: &RunConfig) -> Result<SessionOptions> {
+    pub(super) fn session_options(&self, config: &RunConfig) -> Result<SessionOptions> {
         let options = config.session_options()?;
         let threads = options
             .threads
@@ -529,18 +590,14 @@ pub struct Trained {
     pub monitors: Monitors,
     /// The tower function, for predictors.
     pub tower: Option<TowerFunc>,
+    logdir: Option<PathBuf>,
 }
 
 impl Trained {
     /// Builds the trained model in inference mode, as a predictor from the named inputs to the
     /// named outputs.
     pub fn get_predictor(self, inputs: &[&str], outputs: &[&str]) -> Result<OfflinePredictor> {
-        let tower = self.tower.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Graph,
-                "a predictor needs the tower function of the model, but this trainer has none",
-            )
-        })?;
+        let tower = self.tower.ok_or_else(no_tower_func)?;
         let config = PredictConfig::from_tower(tower.rebuilt(), outputs.iter().copied())
             .inputs(inputs.iter().copied());
         let predictor = OfflinePredictor::new(config)?;
@@ -549,4 +606,34 @@ impl Trained {
         }
         Ok(predictor)
     }
+
+    /// Returns the log directory of the run, if it has one.
+    pub fn logdir(&self) -> Option<&Path> {
+        self.logdir.as_deref()
+    }
+
+    /// Replaces the value of every variable that has a moving average (see
+    /// [`Ema`](crate::optim::Ema)) by the average, for predictors and exports:
+    /// `trained.on_ema()?.get_predictor(..)`. Returns an error if there is none.
+    pub fn on_ema(self) -> Result<Trained> {
+        let variables = self.session.graph().variables();
+        let mut count = 0;
+        for v in variables {
+            let average = format!("{EMA_PREFIX}{}", v.name);
+            if variables.iter().any(|other| other.name == average) {
+                self.session.write(&v.name, &self.session.read(&average)?)?;
+                count += 1;
+            }
+        }
+        match count {
+            0 => Err(Error::new(ErrorKind::Graph, "no variable of the run has a moving average")
+                .note("train with Ema::new(optimizer, decay), or remove on_ema()")),
+            _ => Ok(self),
+        }
+    }
+}
+
+fn no_tower_func() -> Error {
+    let why = "a predictor needs the tower function of the model, but this trainer has none";
+    Error::new(ErrorKind::Graph, why)
 }

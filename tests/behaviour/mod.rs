@@ -4,6 +4,7 @@
 mod models;
 
 mod attention;
+mod kv_cache;
 mod bits;
 mod errors;
 mod bad_input;

@@ -27,6 +27,7 @@ fn checkpoint(step: u64) -> Checkpoint {
             ("conv0/W".into(), HostTensor::from_f64(DType::F32, [3, 5], &values(15)).unwrap()),
             ("step".into(), HostTensor::from_f64(DType::I64, [], &values(1)).unwrap()),
         ],
+        input_tensors: vec![("replay".into(), HostTensor::from_f64(DType::F32, [7], &values(7)).unwrap())],
         state: json!({"epoch_num": step / 10, "best": 0.1 * step as f64}),
     }
 }

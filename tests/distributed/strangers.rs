@@ -15,7 +15,9 @@ fn connect(address: SocketAddr) -> TcpStream {
     let begun = Instant::now();
     loop {
         match TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
-            Ok(stream) => return stream,
+            // Before anybody listens, TCP may connect a socket to itself, which takes the port.
+            Ok(stream) if stream.local_addr().unwrap() != address => return stream,
+            Ok(_) => {}
             Err(e) => assert!(begun.elapsed() < Duration::from_secs(60), "{e}"),
         }
         std::thread::sleep(Duration::from_millis(5));

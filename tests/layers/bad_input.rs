@@ -5,7 +5,7 @@ use tensorpack::prelude::*;
 type Apply = fn(&TowerContext, &Tensor);
 
 /// Every layer, with valid and with invalid settings.
-const LAYERS: [(&str, Apply); 37] = [
+const LAYERS: [(&str, Apply); 38] = [
     ("Linear", |t, x| drop(Linear::new(3).apply(t, "layer", x))),
     ("Linear with nothing", |t, x| drop(Linear::new(0).last_axis().apply(t, "layer", x))),
     ("Conv2d", |t, x| drop(Conv2d::new(4, 3).layout(Layout::Nchw).apply(t, "layer", x))),
@@ -50,6 +50,9 @@ const LAYERS: [(&str, Apply); 37] = [
     ("MultiHeadAttention", |t, x| drop(MultiHeadAttention::new(2).causal().apply(t, "layer", x))),
     ("MultiHeadAttention with odd key heads", |t, x| {
         drop(MultiHeadAttention::new(4).kv_heads(3).apply(t, "layer", x))
+    }),
+    ("MultiHeadAttention with a cache", |t, x| {
+        drop(MultiHeadAttention::new(2).apply_cached(t, "layer", x, &KvCache::new(x, x), x))
     }),
     ("MultiHeadAttention without heads", |t, x| drop(MultiHeadAttention::new(0).apply(t, "layer", x))),
     ("PRelu", |t, x| drop(PRelu::new().apply(t, "layer", x))),

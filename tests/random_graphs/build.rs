@@ -2,6 +2,7 @@
 
 use crate::program::{Floats, Port, Program, Source};
 use crate::rows::Made;
+use std::ops::Range;
 use tensorpack::graph::{TRAINABLE_VARIABLES, UPDATE_OPS};
 use tensorpack::prelude::*;
 use tensorpack::tower::Mode;
@@ -165,6 +166,29 @@ pub(crate) fn build(program: &Program, floats: Floats, change: &Change) -> Resul
     Ok(whole)
 }
 
+/// Builds a range of nodes with its blocks.
+fn nodes(
+    program: &Program,
+    range: Range<usize>,
+    t: &TowerContext,
+    add: &mut dyn FnMut(&TowerContext, usize) -> Result<()>,
+) -> Result<()> {
+    let mut at = range.start;
+    while at < range.end {
+        let Some((name, block)) = program.block_at(at, &range) else {
+            add(t, at)?;
+            at += 1;
+            continue;
+        };
+        at = block.end;
+        match program.recompute {
+            true => t.recompute(&name, |t| nodes(program, block, t, add)),
+            false => t.scope(&name, |t| nodes(program, block, t, add)),
+        }?;
+    }
+    Ok(())
+}
+
 /// Builds one tower: its nodes, its cost, and the gradients that are fetched.
 fn tower(
     program: &Program,
@@ -177,8 +201,8 @@ fn tower(
     let place = if t.total() > 1 { format!(" in tower {}", t.index()) } else { String::new() };
     let mut made: Vec<Vec<Tensor>> = Vec::new();
     let mut wanted: Vec<(String, Tensor)> = Vec::new();
-    for (at, n) in program.nodes.iter().enumerate() {
-        let next = node(program, at, t, floats, change, &made).tensors;
+    let mut add = |t: &TowerContext, at: usize| {
+        let (n, next) = (&program.nodes[at], node(program, at, t, floats, change, &made).tensors);
         graph.first_error()?;
         if let Source::Input { class, .. } = n.source {
             let name = next[0].name();
@@ -188,7 +212,9 @@ fn tower(
             }
         }
         made.push(next);
-    }
+        Ok(())
+    };
+    nodes(program, 0..program.nodes.len(), t, &mut add)?;
     let at = |p: &Port| made[p.node][p.output].clone();
     let fetched = |p: &Port| (format!("the value of {}{place}", port_name(program, p)), at(p));
     whole.forward.extend(program.fetches.iter().map(fetched));

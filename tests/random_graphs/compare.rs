@@ -244,16 +244,17 @@ fn may_overflow(program: &Program) -> bool {
     program.float == DType::F32 && (1..=CONFIRMING_RUNS).any(overflows)
 }
 
-/// Compares the results of an engine with those of the same engine with one thread, bit by bit.
+/// Compares the results of an engine with those of another run of it, which `how` names, bit by bit.
 pub(crate) fn check_bits(
     engine: Engine,
     found: &[Found],
-    one_thread: &[Found],
+    other: &[Found],
+    how: &str,
 ) -> std::result::Result<(), Failure> {
-    for (f, one) in found.iter().zip(one_thread) {
-        let mut pairs = f.values.iter().zip(&one.values).enumerate();
+    for (f, other) in found.iter().zip(other) {
+        let mut pairs = f.values.iter().zip(&other.values).enumerate();
         if let Some((i, (value, right))) = pairs.find(|(_, (a, b))| a.to_bits() != b.to_bits()) {
-            let what = format!("{}, element {i}: {value:?}, with one thread {right:?}", f.name);
+            let what = format!("{}, element {i}: {value:?}, {how} {right:?}", f.name);
             return Err(Failure { engine, what, raised: false });
         }
     }

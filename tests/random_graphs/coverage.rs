@@ -9,11 +9,15 @@ use std::path::Path;
 use tensorpack::prelude::DType;
 
 /// Public names without a row, with the reason.
-const LEFT_OUT: [(&str, &str); 11] = [
+const LEFT_OUT: [(&str, &str); 15] = [
     ("print", "writes a line, on the CPU engine alone"),
     ("print_every", "writes a line, on the CPU engine alone"),
     ("Activation", "is an argument of layers"),
+    ("KvCache", "is the state of a decoder, which is not trained"),
     ("describe_trainables", "returns text"),
+    ("summary", "returns a table"),
+    ("ModelSummary", "is a table"),
+    ("LayerSummary", "is a row of a table"),
     ("l1_regularizer", "differs from the other regularizer in the function alone"),
     ("l2_regularizer", "is part of the cost"),
     ("regularize_cost", "is part of the cost"),

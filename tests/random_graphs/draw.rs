@@ -112,6 +112,7 @@ pub(crate) fn draw_program(seed: u64, index: u64, attempt: u64) -> Program {
         }
     }
     draw.finish();
+    draw.blocks();
     draw.program
 }
 
@@ -125,6 +126,8 @@ impl Draw {
             autocast: false,
             towers: Towers { count: 1, last_batch: None },
             nodes: Vec::new(),
+            blocks: Vec::new(),
+            recompute: true,
             cost: Vec::new(),
             regularized: false,
             fetches: Vec::new(),
@@ -555,6 +558,31 @@ impl Draw {
         let floats = self.program.reference_floats();
         let built = build(&self.program, floats, &Change { known: true, ..Change::default() });
         self.program.regularized |= built.is_err_and(|e| e.kind() == ErrorKind::Gradient);
+    }
+
+    /// Draws recompute blocks. Layers that share variables must be in the same scope, so they are in
+    /// none.
+    fn blocks(&mut self) {
+        if !self.chance(0.5) {
+            return;
+        }
+        let names: Vec<String> = self.program.nodes.iter().map(|n| n.name.clone()).collect();
+        let shared = |name: &String| names.iter().filter(|other| *other == name).count() > 1;
+        let mut from = 0;
+        while from < names.len() {
+            let mut to = (from + self.between(1, 12)).min(names.len());
+            if let Some(at) = names[from..to].iter().position(shared) {
+                to = from + at;
+            }
+            if from < to && self.chance(0.6) {
+                self.program.blocks.push(from..to);
+                let inner = self.between(from, to - 1)..to;
+                if self.chance(0.4) && inner != (from..to) {
+                    self.program.blocks.push(inner);
+                }
+            }
+            from = to.max(from + 1);
+        }
     }
 }
 

@@ -155,6 +155,8 @@ fn scaled_up_and_down(factor: f64, steps: usize) -> Program {
         autocast: false,
         towers: Towers { count: 1, last_batch: None },
         nodes: nodes.into_iter().enumerate().map(node).collect(),
+        blocks: vec![],
+        recompute: true,
         cost: vec![port(5)],
         regularized: false,
         fetches: vec![],

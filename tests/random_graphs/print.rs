@@ -6,6 +6,7 @@ use crate::optimizers::Setting;
 use crate::program::{Class, Elements, Program, Source, Value};
 use crate::rows::substitute;
 use crate::run::Engine;
+use std::ops::Range;
 
 /// Returns a whole Rust program that runs this one on the reference and on the engine, and prints
 /// what differs.
@@ -144,30 +145,52 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// Writes a range of nodes with its blocks.
+fn nodes(program: &Program, range: Range<usize>, wanted: &mut Vec<String>, line: &mut dyn FnMut(&str)) {
+    let mut at = range.start;
+    while at < range.end {
+        let Some((name, block)) = program.block_at(at, &range) else {
+            node(program, at, wanted, line);
+            at += 1;
+            continue;
+        };
+        at = block.end;
+        let names: Vec<String> = block.clone().map(|at| node_name(program, at)).collect();
+        let clones: Vec<String> = names.iter().map(|name| format!("{name}.clone()")).collect();
+        line(&format!("let ({},) = &t.recompute(\"{name}\", |t| -> Result<_> {{", names.join(", ")));
+        nodes(program, block, wanted, &mut |text| line(&format!("    {text}")));
+        line(&format!("    Ok(({},))", clones.join(", ")));
+        line("})?;");
+    }
+}
+
+/// Writes a node and its feed.
+fn node(program: &Program, at: usize, wanted: &mut Vec<String>, line: &mut dyn FnMut(&str)) {
+    let node = &program.nodes[at];
+    line(&statement(program, at));
+    let Source::Input { class, sizes, known, elements } = &node.source else { return };
+    let name = &node.name;
+    let mut sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+    if let (Some(batch), Some(false)) = (program.towers.last_batch, known.first()) {
+        sizes[0] = format!("if tower + 1 == {} {{ {batch} }} else {{ {} }}", program.towers.count, sizes[0]);
+    }
+    let values = match elements {
+        Elements::Reals { seed } => format!("values({seed} + tower as u64, len)"),
+        Elements::Indices { seed, below } => format!("indices({seed} + tower as u64, {below}, len)"),
+    };
+    line(&format!("let sizes: Vec<usize> = vec![{}];", sizes.join(", ")));
+    line("let len = sizes.iter().product();");
+    let value = format!("HostTensor::from_f64({}, sizes, &{values})?", dtype(program, *class));
+    line(&format!("feeds.push(({name}.name(), {value}));"));
+    if class.is_float() {
+        wanted.push(format!("(\"{name}\".to_string(), {name}.clone())"));
+    }
+}
+
 /// Writes the function that builds a tower: its nodes, feeds, fetches and cost.
 fn tower(program: &Program, line: &mut dyn FnMut(&str)) {
     let mut wanted = Vec::new();
-    for (at, node) in program.nodes.iter().enumerate() {
-        line(&statement(program, at));
-        let Source::Input { class, sizes, known, elements } = &node.source else { continue };
-        let name = &node.name;
-        let mut sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
-        if let (Some(batch), Some(false)) = (program.towers.last_batch, known.first()) {
-            sizes[0] =
-                format!("if tower + 1 == {} {{ {batch} }} else {{ {} }}", program.towers.count, sizes[0]);
-        }
-        let values = match elements {
-            Elements::Reals { seed } => format!("values({seed} + tower as u64, len)"),
-            Elements::Indices { seed, below } => format!("indices({seed} + tower as u64, {below}, len)"),
-        };
-        line(&format!("let sizes: Vec<usize> = vec![{}];", sizes.join(", ")));
-        line("let len = sizes.iter().product();");
-        let value = format!("HostTensor::from_f64({}, sizes, &{values})?", dtype(program, *class));
-        line(&format!("feeds.push(({name}.name(), {value}));"));
-        if class.is_float() {
-            wanted.push(format!("(\"{name}\".to_string(), {name}.clone())"));
-        }
-    }
+    nodes(program, 0..program.nodes.len(), &mut wanted, line);
     let terms: Vec<String> =
         program.cost.iter().map(|p| format!("{}.cast(float)", port(program, p))).collect();
     line(&match terms.is_empty() {

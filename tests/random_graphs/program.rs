@@ -3,6 +3,7 @@
 use crate::optimizers::Training;
 use crate::rows::Row;
 use std::fmt;
+use std::ops::Range;
 use tensorpack::graph::Fan;
 use tensorpack::prelude::*;
 
@@ -207,6 +208,10 @@ pub(crate) struct Program {
     pub(crate) autocast: bool,
     pub(crate) towers: Towers,
     pub(crate) nodes: Vec<Node>,
+    /// Ranges of nodes that are built as blocks, some inside others.
+    pub(crate) blocks: Vec<Range<usize>>,
+    /// Whether the blocks are recompute blocks; otherwise they are scopes.
+    pub(crate) recompute: bool,
     /// Scalars that the cost is the sum of.
     pub(crate) cost: Vec<Port>,
     /// Whether the cost has an L2 penalty on all variables.
@@ -260,6 +265,13 @@ impl Program {
         sizes
     }
 
+    /// Returns the outermost block inside `range` that starts at node `at`, with its name.
+    pub(crate) fn block_at(&self, at: usize, range: &Range<usize>) -> Option<(String, Range<usize>)> {
+        let inside = |b: &&Range<usize>| b.start == at && b.end <= range.end && *b != range && !b.is_empty();
+        let block = self.blocks.iter().filter(inside).max_by_key(|b| b.end)?;
+        Some((format!("block{}_{}", block.start, block.end), block.clone()))
+    }
+
     /// Removes the nodes that nothing needs.
     pub(crate) fn prune(&mut self) {
         let mut needed = vec![false; self.nodes.len()];
@@ -277,6 +289,12 @@ impl Program {
             moved[i] = next;
             next += usize::from(keep);
         }
+        let ends: Vec<usize> = moved.iter().copied().chain([next]).collect();
+        for block in &mut self.blocks {
+            *block = ends[block.start]..ends[block.end];
+        }
+        self.blocks.retain(|block| !block.is_empty());
+        self.blocks.dedup();
         let at = |p: &mut Port| p.node = moved[p.node];
         let mut keep = needed.iter();
         self.nodes.retain(|_| keep.next() == Some(&true));

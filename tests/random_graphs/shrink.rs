@@ -15,7 +15,14 @@ pub(crate) fn fails(program: &Program, engine: Engine) -> Option<Failure> {
 /// Returns the failure of a program whose bits depend on the number of threads.
 pub(crate) fn bits_differ(program: &Program, engine: Engine) -> Option<Failure> {
     let found = |engine| quietly(|| run(program, engine, None)).ok()?.ok();
-    check_bits(engine, &found(engine)?, &found(engine.with_one_thread()?)?).err()
+    check_bits(engine, &found(engine)?, &found(engine.with_one_thread()?)?, "with one thread").err()
+}
+
+/// Returns the failure of a program whose bits depend on whether blocks are computed again.
+pub(crate) fn recomputed_bits_differ(program: &Program, engine: Engine) -> Option<Failure> {
+    let found = |program: &Program| quietly(|| run(program, engine, None)).ok()?.ok();
+    let scopes = Program { recompute: false, ..program.clone() };
+    check_bits(engine, &found(program)?, &found(&scopes)?, "without recompute blocks").err()
 }
 
 /// Returns the smallest program found within `time` that still fails on the engine, with its
@@ -68,6 +75,9 @@ pub(crate) fn candidates(program: &Program) -> Vec<Program> {
     }
     if program.narrow.is_some() {
         simpler(&|p| p.narrow = None);
+    }
+    for i in 0..program.blocks.len() {
+        simpler(&|p| p.blocks.retain(|block| *block != program.blocks[i]));
     }
     // Fetches.
     if program.steps > 0 {

@@ -276,7 +276,7 @@ fn reductions() -> Vec<Row> {
                 let options = AttentionOptions::default().scale(s);
                 x.attention(x, x, &if c { options.causal() } else { options })
             }; |d| {
-            let x = d.ranked(4, |i| i.known[2] && i.len() > 0)?;
+            let x = d.ranked(4, |i| i.known[2] && i.known[3] && i.len() > 0)?;
             scaled(&[x], vec![Value::Real(d.real(0.1, 0.6)), Value::Flag(d.chance(0.5))], 1.0)
         };
         Op "attention with masks and a bias" (x) [] => {
@@ -285,8 +285,11 @@ fn reductions() -> Vec<Row> {
                 let lengths = x.mean_axes(&[1, 2, 3]).iota_like(0, DType::I64);
                 let options = AttentionOptions::default().lengths(&lengths).key_mask(&key.less_equal(&example));
                 x.attention(x, x, &options.bias(&rows.expand_dims(1).expand_dims(1)))
-            }; |d| { let x = d.ranked(4, |i| i.known[2] && i.len() > 0)?; scaled(&[x], vec![], 1.0) };
-        Op "rotary embedding" (x) [b: f64] => x.rotary_embedding(b); |d| {
+            }; |d| { let x = d.ranked(4, |i| i.known[2] && i.known[3] && i.len() > 0)?; scaled(&[x], vec![], 1.0) };
+        Op "rotary embedding" (x) [b: f64] => {
+                let positions = x.sum_axes(&[2, 3]).iota_like(0, DType::I32);
+                x.rotary_embedding(b).rotary_embedding_at(b, &positions)
+            }; |d| {
             let x = d.float(|i| i.rank() == 4 && i.known_last(1) && i.sizes[3].is_multiple_of(2))?;
             draft(&[x], vec![Value::Real(d.real(10.0, 100.0))])
         };
@@ -608,6 +611,12 @@ fn resized(d: &mut Draw) -> Option<Draft> {
     draft(&[x], vec![Value::Ints(sizes)])
 }
 
+fn sampled(d: &mut Draw) -> Option<Draft> {
+    let x = d.ranked(4, |i| i.len() > 0)?;
+    let (a, b) = (d.real(-1.2, 0.8), d.real(-1.2, 0.8));
+    draft(&[x], vec![Value::Real(a), Value::Real(b)])
+}
+
 fn whole_image(d: &mut Draw) -> Option<Draft> {
     let x = d.ranked(4, |i| i.len() > 0)?;
     let o = d.of(&[Layout::Nhwc, Layout::Nchw]);
@@ -642,6 +651,38 @@ fn images() -> Vec<Row> {
         Exact "global max pool of a layout" (x) [o: Layout] => x.global_max_pool_in(o); whole_image;
         Exact "resize to the nearest" (x) [n: Vec<usize>] => x.resize_nearest([n[0], n[1]]); resized;
         Op "resize bilinearly" (x) [n: Vec<usize>] => x.resize_bilinear([n[0], n[1]]); resized;
+        Op "resize bilinearly with options" (x) [n: Vec<usize>]
+            => x.resize_bilinear_with([n[0], n[1]], tensorpack::ops::ResizeOptions { align_corners: true }); resized;
+        Op "grid sample" (x) [a: f64, b: f64] => {
+                let [row, column] = [1, 2].map(|axis| x.mean_axes(&[3]).iota_like(axis, float));
+                x.grid_sample(&x.graph().stack(&[column * 0.37 + a, row * 0.41 + b], 3))
+            }; sampled;
+        Op "grid sample with options" (x) [a: f64, b: f64] => {
+                let [row, column] = [1, 2].map(|axis| x.mean_axes(&[3]).iota_like(axis, float));
+                let options = tensorpack::ops::GridSampleOptions { align_corners: true, border_padding: true };
+                x.grid_sample_with(&x.graph().stack(&[column * 0.37 + a, row * 0.41 + b], 3), options)
+            }; sampled;
+        Op "regions of images" (x) [a: f64, b: f64] => {
+                let index = x.mean_axes(&[1, 2, 3]).iota_like(0, DType::I32);
+                let low = index.cast(float).expand_dims(1) * 0.3;
+                let boxes = x.graph().concat(&[&low + a, &low + b, &low + 2.3, &low * 0.7 + 1.9], 1);
+                let options = tensorpack::ops::RoiAlignOptions { spatial_scale: 0.8, sampling_ratio: 1 };
+                x.roi_align(&boxes, &index, [2, 1]) + x.roi_align_with(&boxes, &index, [2, 1], options)
+                    + x.crop_and_resize(&boxes.clip_boxes([3.0, 2.5]), &index, [2, 1])
+            }; |d| {
+            let x = d.ranked(4, |i| i.len() > 0)?;
+            let (a, b) = (d.real(-0.9, 1.1), d.real(-0.9, 1.1));
+            let s = d.scale(x) * 3.0;
+            scaled(&[x], vec![Value::Real(a), Value::Real(b)], s)
+        };
+        Op "overlap of boxes" (x) [] => {
+                let corner = x.tanh();
+                let boxes = x.graph().concat(&[&corner, &(&corner + 1.3)], -1);
+                boxes.box_iou(&boxes.reverse(&[-2]).encode_boxes(&boxes, [1.0; 4]).decode_boxes(&boxes, [1.0; 4]))
+            }; |d| {
+            let x = d.float(|i| i.rank() == 2 && i.known[1] && i.sizes[1] == 2 && i.len() > 0)?;
+            scaled(&[x], vec![], 1.0)
+        };
         Op "unpool" (x, y) [] => x.unpool(y); |d| {
             let x = d.ranked(4, |i| i.len() > 0)?;
             let sizes = [d.between(1, 2), d.between(1, 2)];

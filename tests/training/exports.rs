@@ -65,6 +65,17 @@ fn an_exported_model_is_bit_identical_for_any_batch_size() {
 }
 
 #[test]
+fn an_input_that_does_not_fit_an_exported_model_names_the_line_of_the_caller() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("net.safetensors");
+    OfflinePredictor::new(PredictConfig::from_tower(net(), ["probability"])).unwrap().export(&path).unwrap();
+    let model = ExportedModel::load(&path).unwrap();
+    let label = HostTensor::scalar(1i32);
+    let (line, e) = (line!(), model.predict(&[&label]).unwrap_err());
+    assert!(e.site().is_some_and(|site| site.file == file!() && site.line == line), "{e}");
+}
+
+#[test]
 fn a_file_has_only_the_inputs_that_its_outputs_need() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("net.safetensors");

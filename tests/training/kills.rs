@@ -168,7 +168,7 @@ fn start(dir: &Path, slow: &str) -> Child {
     command(dir).env(SLOW, slow).spawn().expect("the test can run itself")
 }
 
-/// The bytes of a run's last checkpoint, and its statistics.
+/// The bytes of a run's last checkpoint, and its statistics, of epochs and of steps.
 type Outcome = (BTreeMap<String, Vec<u8>>, String);
 
 fn outcome(dir: &Path) -> Outcome {
@@ -177,7 +177,8 @@ fn outcome(dir: &Path) -> Outcome {
         Checkpoint::load(dir.join("checkpoints").join(latest.trim())).expect("a valid checkpoint");
     assert_eq!(checkpoint.global_step, EPOCHS * STEPS);
     let tensors = checkpoint.tensors.iter().map(|(n, t)| (n.clone(), t.as_bytes().to_vec()));
-    (tensors.collect(), std::fs::read_to_string(dir.join("stats.jsonl")).expect("statistics"))
+    let read = |file: &str| std::fs::read_to_string(dir.join(file)).expect("statistics");
+    (tensors.collect(), read("stats.jsonl") + &read("steps.jsonl"))
 }
 
 /// Trains to the end.

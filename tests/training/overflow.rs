@@ -19,6 +19,14 @@ fn training_stops_and_names_the_variable() {
     setups().iter().for_each(Setup::stops);
 }
 
+/// Repeated, because the towers search at the same time.
+#[test]
+fn the_error_names_the_tower_of_the_bad_batch() {
+    for setup in setups().iter().filter(|setup| setup.towers > 1) {
+        (0..5).for_each(|_| setup.names_the_tower());
+    }
+}
+
 #[test]
 fn a_step_that_overflows_can_be_skipped() {
     setups().iter().for_each(Setup::skips);

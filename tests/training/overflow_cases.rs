@@ -34,6 +34,24 @@ fn gradients(towers: u64, bad: Option<u64>) -> FromFn {
     })
 }
 
+/// A model whose cost is infinite if its input is 0.
+struct Quotient;
+
+impl ModelDesc for Quotient {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::f32("divisor", [])]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let w = t.variable(VariableSpec::new("w", []).init(Init::Constant(1.0)));
+        (w.value() / &inputs[0]).named("cost")
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Adam::new(0.1).boxed()
+    }
+}
+
 /// A trainer and device for `Fed`.
 pub(crate) struct Setup {
     pub(crate) device: Device,
@@ -60,6 +78,21 @@ impl Setup {
         assert_eq!(e.kind(), ErrorKind::NotFinite, "{e}");
         assert!(e.message().starts_with("step 5: "), "{e}");
         assert!(e.message().contains("the variable w/adam_v "), "{e}");
+    }
+
+    /// Checks that the error names the cost of the tower that has the bad batch, and not what another
+    /// tower computes from the sum of their gradients.
+    pub(crate) fn names_the_tower(&self) {
+        for tower in 0..self.towers {
+            let bad = self.towers + tower;
+            let divisor = move |i| Ok(vec![HostTensor::scalar(if i == bad { 0f32 } else { 1.0 })]);
+            let config = TrainConfig::new(Quotient, FromFn::new(4 * self.towers, divisor))
+                .session(SessionOptions { device: self.device, ..SessionOptions::default() })
+                .max_epoch(1)
+                .no_logdir();
+            let e = self.train(config).err().expect("an error");
+            assert!(e.message().starts_with(&format!("step 2: tower{tower}/cost is not finite")), "{e}");
+        }
     }
 
     /// Checks that a skipped step changes nothing.

@@ -43,7 +43,8 @@ fn uninterrupted() -> (HostTensor, String) {
 }
 
 fn results(trained: &Trained, dir: &Path) -> (HostTensor, String) {
-    let stats = std::fs::read_to_string(dir.join("stats.jsonl")).unwrap();
+    let read = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap();
+    let stats = read("stats.jsonl") + &read("steps.jsonl");
     (trained.session.read("fc/W").unwrap(), stats)
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use tensorpack::ErrorKind;
 use tensorpack::graph::Fetch;
 use tensorpack::prelude::*;
+use tensorpack::runtime::Platform;
 use tensorpack_testing::assert_mentions;
 
 const DEVICE: &str = "TENSORPACK_TEST_DEVICE";
@@ -45,32 +46,24 @@ fn a_missing_plugin_error_tells_how_to_install_it() {
 
 #[test]
 fn a_plugin_for_another_platform_is_named() {
-    if device().is_none() {
-        return;
-    }
-    let Ok(plugin) = tensorpack_pjrt::find_plugin("cpu") else { return };
+    // On a GPU the only plugin is the right one.
+    let Some(Device::Xla { platform: Platform::Cpu, .. }) = device() else { return };
+    let plugin = tensorpack_pjrt::find_plugin("cpu").unwrap();
     let empty = tempfile::tempdir().unwrap();
     let text = error_without_plugins("xla:cuda:0", Some(&plugin), empty.path());
     assert!(text.contains("Unsupported: ") && text.contains("is a plugin for cpu"), "{text}");
 }
 
 #[test]
+#[cfg(target_os = "linux")]
 fn a_plugin_that_is_too_old_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let source = dir.path().join("old.rs");
     let text = "#[repr(C)]
         pub struct Table { size: usize, more: usize, version: [usize; 2], major: i32, minor: i32 }
         static TABLE: Table = Table { size: 40, more: 0, version: [24, 0], major: 0, minor: 40 };
         #[unsafe(no_mangle)]
         pub extern \"C\" fn GetPjrtApi() -> *const Table { &TABLE }";
-    std::fs::write(&source, text).unwrap();
-    let library = dir.path().join("libold.so");
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let built = std::process::Command::new(rustc)
-        .args(["--edition=2024", "--crate-type=cdylib", "-Cpanic=abort", "-o"])
-        .args([&library, &source])
-        .status();
-    assert!(built.unwrap().success());
+    let Some(library) = crate::fake_plugin(dir.path(), "old", text) else { return };
     let text = error_without_plugins("xla:cpu:0", Some(&library), dir.path());
     assert!(text.contains("too old") && text.contains("0.40"), "{text}");
     assert!(text.contains("0.57 or later"), "{text}");

@@ -36,6 +36,7 @@ mod steps;
 mod tower_batch_sizes;
 mod towers;
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use tensorpack::graph::Graph;
 use tensorpack::runtime::{Device, Platform, Session, SessionOptions};
@@ -66,6 +67,19 @@ fn devices(count: usize) -> Option<Vec<Device>> {
             None
         }
     }
+}
+
+/// Returns a library that acts as a plugin, from its source text. Skips the test and returns `None` on
+/// machines without a compiler.
+#[cfg(target_os = "linux")]
+#[track_caller]
+fn fake_plugin(folder: &Path, name: &str, text: &str) -> Option<PathBuf> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    if Command::new(rustc).arg("--version").output().is_err() {
+        skip(Requirement::Tool, "there is no rustc");
+        return None;
+    }
+    Some(fake_plugin::build(folder, name, text))
 }
 
 /// A command that runs one test of this binary in a child process. The caller sets environment

@@ -2,12 +2,13 @@
 //! changes.
 
 use crate::device;
-use tensorpack::graph::{Fetch, Graph, Init, TensorSpec, VariableSpec};
-use tensorpack::nn::Linear;
-use tensorpack::optim::{Adam, minimize};
-use tensorpack::runtime::{Session, SessionOptions};
-use tensorpack::tower::TowerContext;
-use tensorpack::{ErrorKind, HostTensor};
+use std::sync::{Arc, Mutex};
+use tensorpack::ErrorKind;
+use tensorpack::callback::TrainCx;
+use tensorpack::dataflow::FromFn;
+use tensorpack::graph::{Fetch, Init, VariableSpec};
+use tensorpack::optim::Optimizer;
+use tensorpack::prelude::*;
 use tensorpack_testing::assert_mentions;
 
 #[test]
@@ -58,10 +59,73 @@ fn training_stops_or_skips_and_keeps_the_last_checkpoint() {
         Setup { device: devices[0], towers: 1, trainer: |_| SimpleTrainer::new().into() },
         Setup { device: devices[0], towers: 2, trainer: |n| SyncMultiGpuTrainer::new(n).into() },
     ];
+    setups[1].names_the_tower();
     for setup in setups {
         setup.stops();
         setup.skips();
         setup.keeps_the_last_checkpoint();
+    }
+}
+
+/// The square of a product, which overflows if the input is large and the weight is not zero.
+struct Square;
+
+impl ModelDesc for Square {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::f32("x", [None])]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let w = t.variable(VariableSpec::new("w", []).init(Init::Constant(1.0)));
+        (w.value() * &inputs[0]).square().named("square").mean()
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(0.25).boxed()
+    }
+}
+
+/// Sets the weight to zero after the third and the fourth step, and records it at the end.
+struct Resets(Arc<Mutex<f64>>);
+
+impl Callback for Resets {
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        match cx.global_step {
+            3 | 4 => cx.session().write("w", &HostTensor::scalar(0f32)),
+            _ => Ok(()),
+        }
+    }
+
+    fn after_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        *self.0.lock().unwrap() = cx.session().read("w")?.to_scalar()?;
+        Ok(())
+    }
+}
+
+/// The third step is still in flight then, and fails: the weight keeps the value of the second step,
+/// and the search for the tensor starts from that value.
+#[test]
+fn a_callback_that_writes_a_variable_after_a_bad_step_does_not_hide_it() {
+    let Some(device) = device() else { return };
+    let train = |device, steps_per_launch: usize| {
+        let batch = |i: u64| Ok(vec![HostTensor::new([1], vec![if i == 2 { 1e30f32 } else { 1.0 }])?]);
+        let weight = Arc::default();
+        let config = TrainConfig::new(Square, FromFn::new(20, batch))
+            .session(SessionOptions { device, ..SessionOptions::default() })
+            .callback(Resets(Arc::clone(&weight)))
+            .steps_per_launch(steps_per_launch)
+            .max_epoch(1)
+            .no_logdir()
+            .extra_callbacks(Vec::new());
+        let e = launch_train_with_config(config, SimpleTrainer::new()).err().unwrap();
+        (e, *weight.lock().unwrap())
+    };
+    let (right, _) = train(Device::Cpu(0), 1);
+    assert_mentions(&right, &["step 3", "square is not finite"]);
+    for steps in [1, 4] {
+        let (found, weight) = train(device, steps);
+        assert_eq!((found.message(), found.site()), (right.message(), right.site()));
+        assert_eq!(weight, 0.25, "{steps} steps per launch");
     }
 }
 

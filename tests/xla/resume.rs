@@ -77,7 +77,8 @@ fn train(dir: &Path, device: Device, callbacks: Vec<Box<dyn Callback>>) -> Resul
 }
 
 fn statistics(dir: &Path) -> String {
-    std::fs::read_to_string(dir.join("stats.jsonl")).unwrap()
+    let read = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap();
+    read("stats.jsonl") + &read("steps.jsonl")
 }
 
 #[test]

@@ -60,22 +60,25 @@ impl ModelDesc for Net {
     }
 }
 
-/// Batches of which those with these indices divide by zero, or have a label out of range.
+/// Batches of which those with these indices divide by zero, have a label out of range, or have fewer
+/// examples.
 #[derive(Clone, Copy, Default)]
 struct Bad {
     divisors: &'static [u64],
     labels: &'static [u64],
+    short: &'static [u64],
 }
 
 fn batches(bad: Bad) -> FromFn {
     FromFn::new(1000, move |index| {
         let rng = CounterRng::new(5, "images");
-        let image = (0..4 * 72).map(|i| rng.normal(index, i)).collect();
+        let rows = if bad.short.contains(&index) { 2 } else { 4 };
+        let image = (0..rows * 72).map(|i| rng.normal(index, i)).collect();
         let off = if bad.labels.contains(&index) { 7 } else { 0 };
-        let label = (0..4).map(|i| off + (rng.word(index + 1000, i) % 5) as i32).collect();
+        let label = (0..rows).map(|i| off + (rng.word(index + 1000, i) % 5) as i32).collect();
         let divisor = if bad.divisors.contains(&index) { 0.0f64 } else { 1.0 };
-        let image = HostTensor::new([4, 6, 6, 2], image)?;
-        Ok(vec![image, HostTensor::new([4], label)?, HostTensor::scalar(divisor)])
+        let image = HostTensor::new([rows as usize, 6, 6, 2], image)?;
+        Ok(vec![image, HostTensor::new([rows as usize], label)?, HostTensor::scalar(divisor)])
     })
 }
 
@@ -179,9 +182,17 @@ fn variables_and_statistics_are_those_of_one_step_per_launch() {
     let run = |steps| Run { convolutions: true, ..Run::new(steps) };
     let (right, statistics) = run(1).results(device, dirs[0].path());
     assert_eq!(right.iter().find(|(name, _)| name == "global_step").unwrap().1.to_scalar().unwrap(), 22.0);
+    let points = |dir: &Path| {
+        let text = std::fs::read_to_string(dir.join("steps.jsonl")).unwrap();
+        let step =
+            |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["global_step"].as_u64();
+        text.lines().filter_map(step).collect::<Vec<_>>()
+    };
+    assert_eq!(points(dirs[0].path()), (1..=22).collect::<Vec<_>>());
     for (steps, dir) in [4, 64].into_iter().zip(&dirs[1..]) {
         let (found, found_statistics) = run(steps).results(device, dir.path());
         assert_close(&found, &right);
+        assert_eq!(points(dir.path()), points(dirs[0].path()));
         let (found, right) = (costs(&found_statistics), costs(&statistics));
         assert_eq!(right.len(), 2);
         assert_eq!(found.len(), 2);
@@ -253,6 +264,21 @@ fn towers_run_several_steps_together() {
     let run = |steps| {
         let trainer = || SyncMultiGpuTrainerReplicated::new(2).into();
         let (ended, variables) = Run { trainer, ..Run::new(steps) }.train(devices[0], None, Vec::new());
+        ended.unwrap();
+        variables
+    };
+    assert_close(&run(4), &run(1));
+}
+
+#[test]
+fn a_step_whose_towers_have_batches_of_different_sizes_runs_by_itself() {
+    let Some(devices) = devices(2) else { return };
+    let run = |steps| {
+        let trainer = || SyncMultiGpuTrainerReplicated::new(2).into();
+        // The second tower's batch in step 2, and the first tower's in step 4.
+        let bad = Bad { short: &[3, 6], ..Bad::default() };
+        let run = Run { trainer, bad, epochs: 1, ..Run::new(steps) };
+        let (ended, variables) = run.train(devices[0], None, Vec::new());
         ended.unwrap();
         variables
     };
@@ -357,11 +383,7 @@ fn a_bad_step_in_a_launch_is_named_and_the_variables_are_those_before_it() {
         assert_eq!(found.kind(), ErrorKind::NotFinite, "{found}");
         assert!(found.message().starts_with(&format!("step {}: cost is not finite", index + 1)), "{found}");
         assert_eq!((found.message(), found.site()), (right.message(), right.site()));
-        // Of one step per launch, the host counts the step that it has launched before.
-        let trained = |all: &[(String, HostTensor)]| -> Vec<(String, HostTensor)> {
-            all.iter().filter(|(name, _)| name != "global_step").cloned().collect()
-        };
-        assert_close(&trained(&variables), &trained(&expected));
+        assert_close(&variables, &expected);
         let counted = variables.iter().find(|(name, _)| name == "global_step").unwrap();
         assert_eq!(counted.1.to_scalar().unwrap(), index as f64);
     }
@@ -387,10 +409,38 @@ fn bad_steps_in_a_launch_are_skipped_alone() {
         let last = divisors.last().unwrap() + 1;
         assert!(found.message().starts_with(&format!("step {last}: cost is not finite")), "{found}");
         assert_eq!(found.message(), right.message());
-        let trained = |all: &[(String, HostTensor)]| -> Vec<(String, HostTensor)> {
-            all.iter().filter(|(name, _)| name != "global_step").cloned().collect()
+        assert_close(&variables, &expected);
+    }
+}
+
+/// Reads a variable after a step, which ends a launch.
+struct ReadsAfter(u64);
+
+impl Callback for ReadsAfter {
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if cx.global_step == self.0 {
+            cx.session().read("fc/W")?;
+        }
+        Ok(())
+    }
+}
+
+/// The launch ends after step 2, because a callback reads a variable then or because batch 2 has
+/// another size, and the next one goes on counting.
+#[test]
+fn skipped_steps_are_counted_across_a_launch_that_ends_early() {
+    let Some(device) = device() else { return };
+    for (reads_after, short) in [(2, &[][..]), (0, &[2, 3, 4, 5, 6, 7][..])] {
+        let bad = Bad { divisors: &[0, 1, 2], short, ..Bad::default() };
+        let run = |steps| {
+            let run = Run { bad, nan: NanPolicy::Skip(2), ..Run::new(steps) };
+            run.train(device, None, vec![Box::new(ReadsAfter(reads_after))])
         };
-        assert_close(&trained(&variables), &trained(&expected));
+        let [(found, variables), (right, expected)] = [4, 1].map(run);
+        let (found, right) = (found.err().unwrap(), right.err().unwrap());
+        assert_mentions(&found, &["step 3", "cost is not finite"]);
+        assert_eq!((found.message(), found.site()), (right.message(), right.site()));
+        assert_close(&variables, &expected);
     }
 }
 

@@ -88,6 +88,11 @@ impl OnnxFile {
         &self.inputs
     }
 
+    /// Returns the metadata of the model.
+    pub(crate) fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.model.metadata
+    }
+
     /// Returns the names of the outputs, in order.
     pub(crate) fn outputs(&self) -> &[String] {
         &self.outputs

@@ -1,9 +1,11 @@
 //! Kernels compiled for the CPU, and how they run on memory.
 
 use super::all_reduce::Communicator;
+use super::contract_kernel::ContractKernel;
 use super::epilogue::CompiledEpilogue;
 use super::exchange::Exchange;
 use super::finite_checks::Checked;
+use super::fuse::MAX_OPERANDS;
 use super::kernel_selection::{self, ContractAttributes};
 use super::memory::padded;
 use super::overflow::Measured;
@@ -13,7 +15,7 @@ use super::row_kernel::RowKernel;
 use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, View};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tensorpack_kernels::{self as kernels, Bias, Block, Contract, Isa, Operand, Operands, Team};
+use tensorpack_kernels::{self as kernels, Bias, Block, Isa, Operand, Operands, Team};
 use tensorpack_tensor::{CounterRng, DType, Error, ErrorKind, HostTensor, Result};
 
 /// A kernel with everything it needs to run.
@@ -22,8 +24,7 @@ pub(super) enum CompiledKernel {
     Map(kernels::Map),
     Reduce(kernels::Reduce),
     Contract {
-        kernel: Box<dyn Contract>,
-        dtype: DType,
+        kernel: ContractKernel,
         epilogue: CompiledEpilogue,
     },
     Pool {
@@ -66,6 +67,14 @@ pub(super) enum CompiledKernel {
         inputs: Vec<(DType, Vec<usize>)>,
         outputs: Vec<(DType, Vec<usize>)>,
     },
+}
+
+impl CompiledKernel {
+    /// Returns whether the result depends on other towers or processes.
+    pub(super) fn is_collective(&self) -> bool {
+        use CompiledKernel::{AllGather, AllReduce, AllReduceDone};
+        matches!(self, AllReduce { .. } | AllReduceDone { .. } | AllGather { .. })
+    }
 }
 
 /// The memory and state that a step runs on.
@@ -143,11 +152,15 @@ impl CompiledKernel {
                     rhs_panels: compilation.panels.contains(&rhs.buffer),
                     exact: compilation.exact_convolutions,
                     threads: compilation.threads,
+                    bf16: compilation.bf16,
                 };
-                let kernel = kernel_selection::contraction(kind, attributes);
+                let kernel = kernel_selection::contraction(kind, [lhs.dtype, out.dtype], attributes)?;
                 kernel.check()?;
-                let epilogue = CompiledEpilogue::new(epilogue.as_ref(), &*kernel, &own);
-                CompiledKernel::Contract { kernel, dtype: lhs.dtype, epilogue }
+                if kernel.sums_apart() && epilogue.is_none() {
+                    return Err(Error::dtype("a contraction of bf16 has sums in f32, which nothing rounds"));
+                }
+                let epilogue = CompiledEpilogue::new(epilogue.as_ref(), &kernel, &own);
+                CompiledKernel::Contract { kernel, epilogue }
             }
             Kernel::Pool { kind, pool, inputs } => {
                 let pool = kernel_selection::pool(pool);
@@ -321,31 +334,27 @@ impl CompiledKernel {
                 // SAFETY: the outputs are complete; they are few.
                 unsafe { m.check_all() };
             }
-            CompiledKernel::Contract { kernel, dtype, epilogue } => {
-                let (_, cols) = kernel.out_matrix();
+            CompiledKernel::Contract { kernel, epilogue } => {
+                let cols = kernel.columns();
                 for phase in 0..kernel.phases() {
                     team.run(kernel.chunks(phase), &|chunk, member| {
                         let (own, rest) = m.scratch(member).split_at_mut(padded(kernel.scratch_bytes()));
                         let mut finish = |block: Block| {
                             if let CompiledEpilogue::Map(map) = epilogue {
+                                let mut apart = [std::ptr::null(); 1 + MAX_OPERANDS];
+                                let reads = match kernel.sums_apart() {
+                                    true => m.epilogue_reads_apart(&mut apart),
+                                    false => m.epilogue_reads(),
+                                };
                                 // SAFETY: the block is final and this chunk's own; operand 0 is the
-                                // result itself.
-                                unsafe { map.run_block(isa, &block, m.epilogue_reads(), m.writes(), rest) };
+                                // result itself, or its sums.
+                                unsafe { map.run_block(isa, &block, reads, m.writes(), rest) };
                             }
                             // SAFETY: as above.
                             unsafe { m.check_block(&block, cols) };
                         };
                         // SAFETY: as promised by the caller.
-                        unsafe {
-                            match dtype {
-                                DType::F64 => {
-                                    kernel.run_f64(isa, phase, chunk, m.operands(epilogue), own, &mut finish)
-                                }
-                                _ => {
-                                    kernel.run_f32(isa, phase, chunk, m.operands(epilogue), own, &mut finish)
-                                }
-                            }
-                        }
+                        unsafe { kernel.run(m, epilogue, (phase, chunk), own, &mut finish) }
                     });
                 }
             }
@@ -511,7 +520,7 @@ impl Memory<'_> {
     }
 
     /// Returns the operands of a contraction.
-    fn operands<T>(&self, epilogue: &CompiledEpilogue) -> Operands<T> {
+    pub(super) fn operands<T, S>(&self, epilogue: &CompiledEpilogue) -> Operands<T, S> {
         let bias = match epilogue {
             CompiledEpilogue::Bias { add: true, relu } => {
                 Bias { add: self.epilogue_reads()[1].cast(), relu: *relu }
@@ -534,6 +543,14 @@ impl Memory<'_> {
     /// Returns the operands of an epilogue: the result itself, then the operands after lhs and rhs.
     fn epilogue_reads(&self) -> &[*const u8] {
         &self.reads[2..]
+    }
+
+    /// Returns the operands of an epilogue whose sums are at the start of the shared memory.
+    fn epilogue_reads_apart<'a>(&self, reads: &'a mut [*const u8; 1 + MAX_OPERANDS]) -> &'a [*const u8] {
+        let own = self.epilogue_reads();
+        reads[0] = self.shared.cast_const();
+        reads[1..own.len()].copy_from_slice(&own[1..]);
+        &reads[..own.len()]
     }
 
     /// Checks the elements of outputs in a range that a chunk has just written, while they are in

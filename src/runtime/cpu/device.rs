@@ -6,7 +6,7 @@ use crate::runtime::engine::{Engine, parse_index};
 use crate::runtime::executor::Executor;
 use crate::runtime::{Device, SessionOptions, Turns, available_memory};
 use std::thread::available_parallelism;
-use tensorpack_kernels::Isa;
+use tensorpack_kernels::{Bf16Isa, Isa};
 use tensorpack_tensor::{Error, Result};
 
 /// Maximum number of threads per tower, more than any machine has cores.
@@ -25,7 +25,8 @@ impl Engine for CpuEngine {
         let memory = available_memory()
             .map_or_else(String::new, |bytes| format!(", {:.1} GB of memory available", bytes as f64 / 1e9));
         let cores = if cores == 1 { "1 core".to_string() } else { format!("{cores} cores") };
-        format!("{cores}, {} instructions{memory}", Isa::detect())
+        let bf16 = Bf16Isa::detect().map_or_else(String::new, |isa| format!(" and {isa}"));
+        format!("{cores}, {}{bf16} instructions{memory}", Isa::detect())
     }
 
     fn parse_device(&self, parts: &[&str]) -> Option<Device> {

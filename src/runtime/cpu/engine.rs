@@ -207,8 +207,30 @@ impl Engine {
         check_all_reduces(&compiled)?;
         let (exchange, splits) = self.exchange(&compiled, mode)?.unzip();
         let splits = splits.unwrap_or_else(|| vec![Vec::new(); compiled.len()]);
-        let program = self.ready(compiled, splits, fetches, &mut shared, &variables)?;
+        // A search for a bad value stores every result, and a limit must not end it.
+        let limit = self.options.memory_limit.filter(|_| mode != Mode::Inspect);
+        let program = self.ready(compiled, splits, fetches, &mut shared, &variables, limit)?;
         Ok(CpuProgram { feeds, infinite, exchange, rules, ..program })
+    }
+
+    /// Returns the bytes of the variables and of a program, for which nothing is allocated.
+    fn planned(&self, lowered: Lowered) -> Result<usize> {
+        let mode = if self.fork.is_some() { Mode::Apart } else { Mode::Fast };
+        let mut shared = self.lock()?;
+        let mut variables = self.variables.take()?;
+        let programs = lowered.into_programs();
+        self.teams(&mut shared, 1)?;
+        let (towers, threads) = (programs.len(), self.threads(programs.len()));
+        let plans = programs
+            .into_iter()
+            .map(|program| {
+                let (compilation, passes) =
+                    self.run_passes(program, mode, threads, &mut shared, &mut variables)?;
+                Plan::new(compilation, &variables, passes, &[])
+            })
+            .collect::<Result<Vec<Plan>>>()?;
+        let joint = if self.joint_updates && towers > 1 { threads.saturating_mul(towers) } else { 0 };
+        Ok(planned_bytes(&plans, &variables, threads, joint))
     }
 
     /// Prepares the all-reduces over several processes, if there are any.
@@ -235,7 +257,8 @@ impl Engine {
         let mut evaluate =
             |program: Program, variables: &mut Variables| self.evaluate(program, shared, variables);
         let full_precision = self.options.full_precision;
-        let mut cx = PassCx { mode, full_precision, threads, variables, evaluate: &mut evaluate };
+        let bf16 = pipeline::bf16_isa(self.options.isa);
+        let mut cx = PassCx { mode, full_precision, threads, bf16, variables, evaluate: &mut evaluate };
         pipeline::run(program, &mut cx, self.options.dump_passes)
     }
 
@@ -247,9 +270,11 @@ impl Engine {
         variables: &mut Variables,
     ) -> Result<Vec<HostTensor>> {
         let fetches = (0..program.fetches.len()).map(|i| (0, i)).collect();
-        let compilation = Compilation::new(program, self.options.full_precision, self.threads(1));
+        let bf16 = pipeline::bf16_isa(self.options.isa);
+        let compilation = Compilation::new(program, self.options.full_precision, self.threads(1), bf16);
         let compiled = vec![(compilation, String::new())];
-        let ready = self.ready(compiled, vec![Vec::new()], fetches, shared, variables)?;
+        let ready =
+            self.ready(compiled, vec![Vec::new()], fetches, shared, variables, self.options.memory_limit)?;
         let (mut values, run) = (Vec::new(), RunInfo { seed: 0, draw: 0 });
         ready.resolve(shared, variables, &[]);
         ready.finish(shared, variables, &run, &AtomicBool::new(true), &[], &mut values)?;
@@ -274,7 +299,7 @@ impl Engine {
             .map_err(|e| e.at(origin.site).note(format!("the largest result is that of {}", origin.name)))
     }
 
-    /// Plans compiled programs and allocates the memory and threads they need.
+    /// Plans compiled programs and allocates the memory and threads they need, within the limit.
     fn ready(
         &self,
         compiled: Vec<(Compilation, String)>,
@@ -282,6 +307,7 @@ impl Engine {
         fetches: Vec<(usize, usize)>,
         shared: &mut Shared,
         variables: &Variables,
+        limit: Option<usize>,
     ) -> Result<CpuProgram> {
         let plans = compiled
             .into_iter()
@@ -295,10 +321,17 @@ impl Engine {
             .iter()
             .zip(memories.iter())
             .fold(0usize, |more, (plan, memory)| more.saturating_add(memory.missing(plan, teams.threads())));
-        memory_limit::check(more, "this program", self.options.memory_limit)?;
+        let joint = teams.joint.as_ref().map_or(0, |team| own(team).len());
+        match limit {
+            // A limit holds for the variables and a program together.
+            Some(limit) => {
+                let all = planned_bytes(&plans, variables, teams.threads(), joint);
+                memory_limit::check(all, "this program with the variables", Some(limit))?;
+            }
+            None => memory_limit::check(more, "this program", None)?,
+        }
         for (i, (plan, memory)) in plans.iter().zip(memories).enumerate() {
-            let joint = teams.joint.as_ref().filter(|_| i == 0).map_or(0, |team| own(team).len());
-            memory.make_room(plan, teams.threads().max(joint))?;
+            memory.make_room(plan, teams.threads().max(if i == 0 { joint } else { 0 }))?;
         }
         let profile = self.options.profile;
         let towers = plans.into_iter().map(|plan| Mutex::new(TowerRun::new(plan, profile))).collect();
@@ -325,6 +358,14 @@ impl Engine {
             teams_and_memories(&mut *self.lock()?, program.towers.len())?.0.communicator.clone();
         Ok(WatchedProgram::new(program, communicator, tower_thread))
     }
+}
+
+/// Returns the bytes of variables and of towers that run these plans, each with `threads` threads.
+/// The first one has scratch memory for the `joint` threads that update variables together.
+fn planned_bytes(plans: &[Plan], variables: &Variables, threads: usize, joint: usize) -> usize {
+    let towers =
+        plans.iter().enumerate().map(|(i, plan)| plan.bytes(threads.max(if i == 0 { joint } else { 0 })));
+    towers.fold(variables.bytes(), usize::saturating_add)
 }
 
 /// Checks that the towers still meet at the same all-reduces in the same order: passes rewrite each
@@ -395,6 +436,11 @@ impl Executor for Engine {
 
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
         self.executable(self.lower(source)?)
+    }
+
+    fn planned_bytes(&mut self, source: &Source<'_>) -> Result<usize> {
+        let lowered = self.lower(source)?;
+        self.planned(lowered)
     }
 
     fn find_non_finite(
@@ -505,12 +551,12 @@ impl CpuProgram {
         check_feeds(&self.feeds, feeds)?;
         let mut shared = lock(&self.shared)?;
         let variables = self.variables.take()?;
-        let found = Mutex::new(None);
+        // For each tower that found a bad result: the collectives before it, and the error.
+        let found: Mutex<Vec<(usize, usize, Error)>> = Mutex::default();
         self.resolve(&mut shared, &variables, feeds);
         self.on_all_towers(&mut shared, &|tower, cx| {
-            if let Some(e) = tower.find_bad(cx, run, diagnosis)? {
-                // The first tower to find a bad result reports it; the others find the same one.
-                own(&found).get_or_insert(e);
+            if let Some((collectives, e)) = tower.find_bad(cx, run, diagnosis)? {
+                own(&found).push((collectives, cx.participant.tower, e));
             }
             Ok(())
         })?;
@@ -518,7 +564,9 @@ impl CpuProgram {
             // The error ends this process; the others are still searching.
             exchange.all_say(true)?;
         }
-        Ok(own(&found).take())
+        // A bad result of one tower is bad in all of them after the next collective.
+        let first = own(&found).drain(..).min_by_key(|&(collectives, tower, _)| (collectives, tower));
+        Ok(first.map(|(.., e)| e))
     }
 
     /// Runs once.
@@ -728,6 +776,10 @@ impl Executable for CpuProgram {
             if several { format!("tower {i}\n{text}") } else { text }
         };
         self.towers.iter().enumerate().map(text).collect()
+    }
+
+    fn planned_bytes(&self) -> Option<usize> {
+        Some(self.towers.iter().map(|tower| own(tower).plan.arena_bytes).sum())
     }
 
     fn profile(&self) -> Vec<KernelTime> {

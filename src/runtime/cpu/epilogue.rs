@@ -1,8 +1,9 @@
 //! Epilogues of contractions, applied while the result is in cache.
 
 use super::compiled_kernel::operand;
+use super::contract_kernel::ContractKernel;
 use crate::kir::{Binary, Epilogue, Expr, Reg, Step, Unary, View};
-use tensorpack_kernels::{self as kernels, Contract};
+use tensorpack_kernels as kernels;
 
 /// The epilogue of a contraction.
 #[derive(Debug)]
@@ -18,12 +19,14 @@ pub(super) enum CompiledEpilogue {
 }
 
 impl CompiledEpilogue {
-    pub(super) fn new(epilogue: Option<&Epilogue>, kernel: &dyn Contract, out: &View) -> CompiledEpilogue {
+    pub(super) fn new(epilogue: Option<&Epilogue>, kernel: &ContractKernel, out: &View) -> CompiledEpilogue {
         let Some(epilogue) = epilogue else { return CompiledEpilogue::None };
         if let Some(bias) = CompiledEpilogue::bias(epilogue, out).filter(|_| kernel.takes_bias()) {
             return bias;
         }
-        let operands = [out].into_iter().chain(&epilogue.operands).map(operand).collect();
+        // The sums of bf16 are f32.
+        let sums = View { dtype: out.dtype.widened(), ..out.clone() };
+        let operands = [&sums].into_iter().chain(&epilogue.operands).map(operand).collect();
         let map = kernels::Map::new(&out.sizes, operands, epilogue.expr.clone(), vec![out.dtype]);
         CompiledEpilogue::Map(Box::new(map))
     }

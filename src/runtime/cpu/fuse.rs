@@ -15,7 +15,7 @@ use tensorpack_tensor::DType;
 
 /// With more steps or operands, a tile's registers outgrow the L1 cache.
 const MAX_STEPS: usize = 64;
-const MAX_OPERANDS: usize = 14;
+pub(super) const MAX_OPERANDS: usize = 14;
 
 /// Computes maps inside their readers, or together with the first of them.
 pub(super) fn inline_maps(program: &mut Program) {
@@ -261,18 +261,19 @@ impl<'a> Fusion<'a> {
     /// Fuses maps of contraction results as epilogues.
     ///
     /// Preconditions: only the map reads the result, in any number of operands, each time whole and
-    /// in order; it has the result's sizes and type, because it is computed in place of it; and the
+    /// in order; it has the result's sizes, and its type or, for bf16 operands, theirs; and the
     /// last of these sizes is the number of columns of the contraction, because it is computed on
     /// blocks of rows and columns. Its other operands may have any strides.
     fn epilogues(&mut self) {
         let readers = Readers::new(&self.nodes);
         for i in 0..self.nodes.len() {
-            let Some(KernelNode { kernel: Kernel::Contract { kind, epilogue: None, .. }, outputs, .. }) =
-                &self.nodes[i]
+            let Some(KernelNode {
+                kernel: Kernel::Contract { kind, lhs, epilogue: None, .. }, outputs, ..
+            }) = &self.nodes[i]
             else {
                 continue;
             };
-            let (made, columns) = (outputs[0], kind.out_columns());
+            let (made, columns, operands) = (outputs[0], kind.out_columns(), lhs.dtype);
             let [user] = readers.of(made) else { continue };
             if self.is_stored(made) || self.kept.contains(&made) {
                 continue;
@@ -284,7 +285,7 @@ impl<'a> Fusion<'a> {
             let fits = map.sizes == buffer.sizes
                 && map.sizes.last() == Some(&columns)
                 && outputs.len() == 1
-                && self.program.buffer(outputs[0]).dtype == buffer.dtype
+                && [buffer.dtype, operands].contains(&self.program.buffer(outputs[0]).dtype)
                 && map.operands.iter().filter(|v| v.buffer == made).all(|v| v.is_whole(&buffer.sizes));
             if !fits {
                 continue;

@@ -1,8 +1,9 @@
 //! Maps descriptors of the kernel IR to the CPU kernels that run them.
 
+use super::contract_kernel::ContractKernel;
 use crate::kir::{self, ContractKind};
-use tensorpack_kernels as kernels;
-use tensorpack_kernels::Contract;
+use tensorpack_kernels::{self as kernels, Bf16Contract, Bf16Isa};
+use tensorpack_tensor::{DType, Error, Result};
 
 /// Attributes of a contraction that only the CPU engine has.
 #[derive(Clone, Copy, Debug)]
@@ -13,10 +14,34 @@ pub(super) struct ContractAttributes {
     pub(super) exact: bool,
     /// The threads that share the work.
     pub(super) threads: usize,
+    /// The instructions for bf16.
+    pub(super) bf16: Option<Bf16Isa>,
 }
 
-/// Returns the kernel of a contraction.
-pub(super) fn contraction(kind: &ContractKind, attributes: ContractAttributes) -> Box<dyn Contract> {
+/// Returns whether a contraction has a kernel for bf16 operands that is faster than the one for
+/// f32: the sum over few input channels of images would multiply mostly padding.
+pub(super) fn multiplies_bf16(kind: &ContractKind) -> bool {
+    match kind {
+        ContractKind::MatMul(_) | ContractKind::Conv2dInputGrad(_) => true,
+        ContractKind::Conv2d(c) => c.in_channels >= 4,
+        ContractKind::Conv2dFilterGrad(c) => c.in_channels >= 3,
+        ContractKind::Depthwise(_)
+        | ContractKind::DepthwiseInputGrad(_)
+        | ContractKind::DepthwiseFilterGrad(_) => false,
+    }
+}
+
+/// Returns the kernel of a contraction of operands of type `dtype` with an output of type `out`.
+pub(super) fn contraction(
+    kind: &ContractKind,
+    [dtype, out]: [DType; 2],
+    attributes: ContractAttributes,
+) -> Result<ContractKernel> {
+    let bf16 = match (dtype, attributes.bf16) {
+        (DType::F32 | DType::F64, _) => None,
+        (DType::Bf16, Some(isa)) if multiplies_bf16(kind) => Some(isa),
+        _ => return Err(Error::dtype(format!("this CPU has no kernel for a contraction of {dtype}"))),
+    };
     let conv2d = |c: &kir::Conv2d| kernels::Conv2d {
         batch: c.batch,
         in_size: c.in_size,
@@ -29,8 +54,17 @@ pub(super) fn contraction(kind: &ContractKind, attributes: ContractAttributes) -
         out_size: c.out_size,
         exact: attributes.exact,
     };
-    match kind {
-        ContractKind::MatMul(product) => Box::new(kernels::MatMul {
+    // Wraps a descriptor in the kernel for its type.
+    macro_rules! kernel {
+        ($kernel:expr) => {
+            match bf16 {
+                Some(isa) => ContractKernel::Bf16 { kernel: Bf16Contract::from($kernel), isa, out },
+                None => ContractKernel::new(Box::new($kernel), dtype),
+            }
+        };
+    }
+    Ok(match kind {
+        ContractKind::MatMul(product) => kernel!(kernels::MatMul {
             batch: product.batch,
             m: product.m,
             n: product.n,
@@ -42,13 +76,19 @@ pub(super) fn contraction(kind: &ContractKind, attributes: ContractAttributes) -
             rhs_panels: attributes.rhs_panels,
             threads: attributes.threads,
         }),
-        ContractKind::Conv2d(c) => Box::new(kernels::Conv2dForward(conv2d(c))),
-        ContractKind::Conv2dInputGrad(c) => Box::new(kernels::Conv2dInputGrad(conv2d(c))),
-        ContractKind::Conv2dFilterGrad(c) => Box::new(kernels::Conv2dFilterGrad(conv2d(c))),
-        ContractKind::Depthwise(c) => Box::new(kernels::DepthwiseForward(conv2d(c))),
-        ContractKind::DepthwiseInputGrad(c) => Box::new(kernels::DepthwiseInputGrad(conv2d(c))),
-        ContractKind::DepthwiseFilterGrad(c) => Box::new(kernels::DepthwiseFilterGrad(conv2d(c))),
-    }
+        ContractKind::Conv2d(c) => kernel!(kernels::Conv2dForward(conv2d(c))),
+        ContractKind::Conv2dInputGrad(c) => kernel!(kernels::Conv2dInputGrad(conv2d(c))),
+        ContractKind::Conv2dFilterGrad(c) => kernel!(kernels::Conv2dFilterGrad(conv2d(c))),
+        ContractKind::Depthwise(c) => {
+            ContractKernel::new(Box::new(kernels::DepthwiseForward(conv2d(c))), dtype)
+        }
+        ContractKind::DepthwiseInputGrad(c) => {
+            ContractKernel::new(Box::new(kernels::DepthwiseInputGrad(conv2d(c))), dtype)
+        }
+        ContractKind::DepthwiseFilterGrad(c) => {
+            ContractKernel::new(Box::new(kernels::DepthwiseFilterGrad(conv2d(c))), dtype)
+        }
+    })
 }
 
 /// Returns the kernel of a pooling operation.

@@ -7,6 +7,7 @@
 mod upcast_narrow;
 mod prepack_weights;
 mod constant_folding;
+mod contract_kernel;
 mod dense_fetches;
 mod fuse;
 mod pool_grad_hoist;
@@ -40,4 +41,4 @@ pub(super) use device::CpuEngine;
 #[cfg(test)]
 pub(super) use engine::compile;
 pub use engine::{CpuOptions, cpu_executor};
-pub use tensorpack_kernels::{Isa, Team};
+pub use tensorpack_kernels::{Bf16Isa, Isa, Team};

@@ -1,13 +1,14 @@
 //! The panel layout of a matrix: blocks of columns, each stored row after row.
 //!
 //! Products of few rows read a right operand in panels without packing it first. A matrix `[k, n]`
-//! in panels takes `[ceil(n / PANEL), k, PANEL]` elements, with zeros past the last column. In the
-//! IR it is an ordinary matrix; only the CPU engine knows which buffers are stored this way
+//! in panels takes `[ceil(n / PANEL), k, PANEL]` elements, with zeros past the last column; bf16,
+//! which is multiplied in pairs, takes `[ceil(n / PANEL), k / 2, PANEL, 2]`. In the IR it is an
+//! ordinary matrix; only the CPU engine knows which buffers are stored this way
 //! ([`Compilation::panels`](super::pipeline::Compilation)).
 
 use crate::kir::{Buffer, View};
 use tensorpack_kernels::{Copy, Isa, MatMul, Pad};
-use tensorpack_tensor::{Error, HostTensor, Result};
+use tensorpack_tensor::{DType, Element, Error, HostTensor, Result, bf16};
 
 const PANEL: usize = MatMul::PANEL;
 
@@ -37,15 +38,29 @@ struct Last {
 }
 
 impl PackPanels {
-    /// Prepares a copy of an f32 matrix with any strides.
+    /// Prepares a copy of a matrix with any strides, of f32 or, with an even number of rows, bf16.
     pub(super) fn new(src: &View) -> PackPanels {
         let ([k, n], [row, column]) = ([src.sizes[0], src.sizes[1]], [src.strides[0], src.strides[1]]);
         let (size, panel, stored) = (src.dtype.size(), PANEL as isize, (PANEL * k) as isize);
-        let full =
-            Copy::new(&[n / PANEL, k, PANEL], size, &[panel * column, row, column], &[stored, panel, 1]);
+        // Rows that are stored together, element by element.
+        let joined = joined_rows(src.dtype);
+        let (step, groups) = (joined as isize, k / joined);
+        let full = Copy::new(
+            &[n / PANEL, groups, PANEL, joined],
+            size,
+            &[panel * column, step * row, column, row],
+            &[stored, step * panel, step, 1],
+        );
         let (before, rest) = (n - n % PANEL, n % PANEL);
         let last = (rest > 0).then(|| Last {
-            pad: Pad::new(&[k, rest], size, &[row, column], &[0; 2], &[0, PANEL - rest], &[0; 2]),
+            pad: Pad::new(
+                &[groups, rest, joined],
+                size,
+                &[step * row, column, row],
+                &[0; 3],
+                &[0, PANEL - rest, 0],
+                &[0; 3],
+            ),
             src: before as isize * column * size as isize,
             dst: before * k * size,
         });
@@ -76,16 +91,31 @@ impl PackPanels {
     }
 }
 
+/// Returns the number of rows whose elements are stored next to each other: bf16 is multiplied in
+/// pairs.
+fn joined_rows(dtype: DType) -> usize {
+    if dtype == DType::Bf16 { 2 } else { 1 }
+}
+
 /// Returns a constant matrix in panels.
 pub(super) fn packed(matrix: &HostTensor) -> Result<HostTensor> {
+    match matrix.dtype() {
+        DType::Bf16 => packed_elements::<bf16>(matrix),
+        _ => packed_elements::<f32>(matrix),
+    }
+}
+
+fn packed_elements<T: Element>(matrix: &HostTensor) -> Result<HostTensor> {
     let &[k, n] = matrix.sizes() else {
         return Err(Error::shape(format!("only a matrix can be stored in panels, not {matrix:?}")));
     };
-    let elements = matrix.as_slice::<f32>()?;
-    let mut packed = vec![0.0f32; k * n.next_multiple_of(PANEL)];
+    let elements = matrix.as_slice::<T>()?;
+    let joined = joined_rows(matrix.dtype());
+    let mut packed = vec![T::default(); k * n.next_multiple_of(PANEL)];
     for (row, elements) in elements.chunks_exact(n.max(1)).enumerate() {
         for (column, &x) in elements.iter().enumerate() {
-            packed[(column / PANEL * k + row) * PANEL + column % PANEL] = x;
+            let group = column / PANEL * (k / joined) + row / joined;
+            packed[(group * PANEL + column % PANEL) * joined + row % joined] = x;
         }
     }
     HostTensor::new([n.div_ceil(PANEL), k, PANEL], packed)

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::kir::{self, BufferId, Program};
 use std::collections::HashSet;
+use tensorpack_kernels::{Bf16Isa, Isa};
 use tensorpack_tensor::{HostTensor, Result};
 
 /// The purpose of a compilation.
@@ -39,6 +40,13 @@ pub(super) struct Compilation {
     pub(super) exact_convolutions: bool,
     /// The number of threads that run it.
     pub(super) threads: usize,
+    /// The instructions for products of bf16; without them bf16 is computed in f32.
+    pub(super) bf16: Option<Bf16Isa>,
+}
+
+/// Returns the instructions for bf16 that go with a choice of instruction set.
+pub(super) fn bf16_isa(isa: Option<Isa>) -> Option<Bf16Isa> {
+    Bf16Isa::detect().filter(|_| isa.is_none_or(|isa| isa == Isa::Avx512))
 }
 
 impl Compilation {
@@ -54,9 +62,14 @@ impl Compilation {
     }
 
     /// Starts with a program as it was lowered.
-    pub(super) fn new(program: Program, exact_convolutions: bool, threads: usize) -> Compilation {
+    pub(super) fn new(
+        program: Program,
+        exact_convolutions: bool,
+        threads: usize,
+        bf16: Option<Bf16Isa>,
+    ) -> Compilation {
         let (commit, panels) = Default::default();
-        Compilation { program, commit, live_from: 0, panels, exact_convolutions, threads }
+        Compilation { program, commit, live_from: 0, panels, exact_convolutions, threads, bf16 }
     }
 }
 
@@ -67,6 +80,8 @@ pub(super) struct PassCx<'a> {
     pub(super) full_precision: bool,
     /// The number of threads that run the program.
     pub(super) threads: usize,
+    /// The instructions for products of bf16.
+    pub(super) bf16: Option<Bf16Isa>,
     pub(super) variables: &'a mut Variables,
     /// Runs a program that reads only constants, and returns its fetches.
     pub(super) evaluate: &'a mut dyn FnMut(Program, &mut Variables) -> Result<Vec<HostTensor>>,
@@ -93,10 +108,10 @@ fn in_runs(cx: &PassCx<'_>) -> bool {
 const PASSES: &[Pass] = &[
     Pass {
         name: "upcast_narrow",
-        why: "kernels that sum have loops for f32 and f64 only",
+        why: "kernels that sum have loops for f32 and f64 only, except for products of bf16 on some CPUs",
         applies: always,
         run: |c, _| {
-            upcast_narrow::upcast_narrow(&mut c.program);
+            upcast_narrow::upcast_narrow(&mut c.program, c.bf16.is_some());
             Ok(())
         },
     },
@@ -200,7 +215,7 @@ const PASSES: &[Pass] = &[
 
 /// Runs all passes on one tower's program. With `dump`, returns the program as text after each.
 pub(super) fn run(program: Program, cx: &mut PassCx<'_>, dump: bool) -> Result<(Compilation, String)> {
-    let mut compilation = Compilation::new(program, cx.full_precision, cx.threads);
+    let mut compilation = Compilation::new(program, cx.full_precision, cx.threads, cx.bf16);
     let mut text = String::new();
     for pass in PASSES {
         if !(pass.applies)(cx) {

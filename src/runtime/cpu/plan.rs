@@ -107,6 +107,13 @@ impl Plan {
         })
     }
 
+    /// Returns the bytes of memory that a tower with this many threads needs to run the plan.
+    pub(super) fn bytes(&self, threads: usize) -> usize {
+        let constants = self.constants.iter().fold(0usize, |n, c| n.saturating_add(c.as_bytes().len()));
+        let scratch = padded(self.scratch_bytes).saturating_mul(threads);
+        self.arena_bytes.saturating_add(scratch).saturating_add(constants)
+    }
+
     /// Returns the largest number of bytes that a fused update writes.
     pub(super) fn trial_bytes(&self) -> usize {
         let bytes = |step: &Step| step.outputs.iter().map(|(d, n)| padded(d.size() * n)).sum();

@@ -16,9 +16,10 @@ const LARGE: usize = 1 << 16;
 /// Copies weights that many small products read before the first of them, and returns the copies:
 /// buffers to be stored in panels.
 ///
-/// Preconditions (`small`): one f32 matrix, dense from its offset on, for the whole product.
-/// Products share a copy if they read the same view as a matrix of the same sizes and
-/// transposition: the same elements under other sizes are another matrix.
+/// Preconditions (`small`): one f32 or bf16 matrix, dense from its offset on, for the whole
+/// product; bf16 is packed in pairs of rows, so their number is even. Products share a copy if they
+/// read the same view as a matrix of the same sizes and transposition: the same elements under
+/// other sizes are another matrix.
 pub(super) fn prepack_weights(program: &mut Program) -> HashSet<BufferId> {
     let mut readers: HashMap<Matrix, usize> = HashMap::new();
     for (product, rhs) in program.kernels.iter().filter_map(|node| small(&node.kernel)) {
@@ -32,7 +33,7 @@ pub(super) fn prepack_weights(program: &mut Program) -> HashSet<BufferId> {
             && let Kernel::Contract { kind: ContractKind::MatMul(product), rhs, .. } = &mut node.kernel
         {
             let buffer = *copies.entry(key).or_insert_with(|| copy(program, product, rhs, &node.origin));
-            *rhs = View::dense(buffer, DType::F32, &[product.k, product.n]);
+            *rhs = View::dense(buffer, rhs.dtype, &[product.k, product.n]);
             product.rhs_transposed = false;
         }
         program.kernels.push(node);
@@ -51,7 +52,7 @@ fn matrix(product: &MatMul, rhs: &View) -> Matrix {
 fn small(kernel: &Kernel) -> Option<(&MatMul, &View)> {
     match kernel {
         Kernel::Contract { kind: ContractKind::MatMul(product), rhs, .. }
-            if rhs.dtype == DType::F32
+            if (rhs.dtype == DType::F32 || rhs.dtype == DType::Bf16 && product.k.is_multiple_of(2))
                 && rhs.is_dense()
                 && (product.batch == 1 || product.rhs_shared)
                 && product.batch * product.m <= FEW_ROWS
@@ -69,7 +70,7 @@ fn copy(program: &mut Program, product: &MatMul, rhs: &View, origin: &Origin) ->
     let stored = if product.rhs_transposed { [product.n, product.k] } else { sizes };
     let matrix = View { offset: rhs.offset, ..View::dense(rhs.buffer, rhs.dtype, &stored) };
     let matrix = if product.rhs_transposed { matrix.permute(&[1, 0]) } else { matrix };
-    let buffer = program.add_buffer(DType::F32, &sizes, BufferKind::Temp);
+    let buffer = program.add_buffer(rhs.dtype, &sizes, BufferKind::Temp);
     program.kernels.push(KernelNode {
         kernel: Kernel::Copy(matrix),
         outputs: vec![buffer],

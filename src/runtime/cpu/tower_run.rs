@@ -388,28 +388,30 @@ impl TowerRun {
         })
     }
 
-    /// Runs step by step and checks every result. Continues to the end after finding a bad one, so
-    /// that the other towers do not wait for this one.
+    /// Runs step by step and checks every result. Returns the error of the first bad one, and the
+    /// number of collectives up to it. Continues to the end after finding one, so that the other
+    /// towers do not wait for this one.
     pub(super) fn find_bad(
         &mut self,
         cx: &mut TowerCx<'_>,
         run: &RunInfo,
         diagnosis: &Diagnosis,
-    ) -> Result<Option<Error>> {
+    ) -> Result<Option<(usize, Error)>> {
         let (ignored, mut at) = (AtomicBool::new(true), Cursor::default());
         let look = Look { finite: &ignored, at: At::Nothing };
-        let mut found = None;
+        let (mut found, mut collectives) = (None, 0);
         for i in 0..self.plan.commit_from {
             let first = at.write;
             self.step(i, &mut at, cx, run, look)?;
             let step = &self.plan.steps[i];
+            collectives += usize::from(step.kernel.is_collective());
             let bad = step.outputs.iter().enumerate().any(|(k, &(dtype, n))| {
                 // SAFETY: the step has just written n elements there, and `cx.isa` is one of this
                 // CPU's, as for the step.
                 unsafe { !tensorpack_kernels::all_finite(cx.isa, dtype, self.pointers.writes[first + k], n) }
             });
             if bad && found.is_none() {
-                found = diagnosis.not_finite(&step.origin);
+                found = diagnosis.not_finite(&step.origin).map(|e| (collectives, e));
             }
         }
         Ok(found)
@@ -466,7 +468,7 @@ mod tests {
 
     /// An empty plan that needs this much memory.
     fn plan(arena_bytes: usize, scratch_bytes: usize) -> Plan {
-        let empty = Compilation::new(Program::default(), false, 1);
+        let empty = Compilation::new(Program::default(), false, 1, None);
         let mut plan = Plan::new(empty, &Variables::default(), String::new(), &[]).unwrap();
         (plan.arena_bytes, plan.scratch_bytes) = (arena_bytes, scratch_bytes);
         plan

@@ -171,6 +171,10 @@ impl Executable for WatchedProgram {
         self.program.plan_text()
     }
 
+    fn planned_bytes(&self) -> Option<usize> {
+        self.program.planned_bytes()
+    }
+
     fn profile(&self) -> Vec<KernelTime> {
         self.program.profile()
     }

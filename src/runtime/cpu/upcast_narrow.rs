@@ -1,22 +1,30 @@
-//! Computes floats of 16 bits in f32. Kernels that sum have loops for f32 and f64 only, so their operands are
-//! converted before them and their results after. The conversions are maps, which fusion can merge
-//! with others.
+//! Computes floats of 16 bits in f32. Most kernels that sum have loops for f32 and f64 only, so
+//! their operands are converted before them and their results after. The conversions are maps,
+//! which fusion can merge with others. Where the CPU multiplies bf16, contractions read it as it
+//! is, and only their sums are converted.
 
+use super::kernel_selection::multiplies_bf16;
 use crate::kir::{
     BufferId, BufferKind, Class, ExprBuilder, GatherKind, Kernel, KernelNode, MapBody, Origin, Program, View,
 };
 use tensorpack_tensor::DType;
 
-/// Adds conversions around the kernels that sum bf16 or f16. Operands may have any strides; converted ones
-/// are dense.
-pub(super) fn upcast_narrow(program: &mut Program) {
+/// Adds conversions around the kernels that sum bf16 or f16. Operands may have any strides;
+/// converted ones are dense, as are those of contractions that `has_bf16` instructions compute.
+pub(super) fn upcast_narrow(program: &mut Program, has_bf16: bool) {
     for mut node in std::mem::take(&mut program.kernels) {
         if !sums(&node.kernel) {
             program.kernels.push(node);
             continue;
         }
+        let in_bf16 = has_bf16
+            && matches!(&node.kernel, Kernel::Contract { kind, lhs, .. }
+                if lhs.dtype == DType::Bf16 && multiplies_bf16(kind));
         for view in node.kernel.reads_mut().into_iter().filter(|v| v.dtype.is_narrow_float()) {
-            *view = converted(program, view, DType::F32, &node.origin);
+            *view = match in_bf16 {
+                true => dense(program, view, &node.origin),
+                false => converted(program, view, DType::F32, &node.origin),
+            };
         }
         let mut after = Vec::new();
         for output in &mut node.outputs {
@@ -40,6 +48,17 @@ fn sums(kernel: &Kernel) -> bool {
         }
         _ => false,
     }
+}
+
+/// Returns a view itself if it is dense, or a dense copy of it.
+fn dense(program: &mut Program, view: &View, origin: &Origin) -> View {
+    if view.is_dense() {
+        return view.clone();
+    }
+    let buffer = program.add_buffer(view.dtype, &view.sizes, BufferKind::Temp);
+    let (kernel, outputs, origin) = (Kernel::Copy(view.clone()), vec![buffer], origin.clone());
+    program.kernels.push(KernelNode { kernel, outputs, origin });
+    View::dense(buffer, view.dtype, &view.sizes)
 }
 
 /// Converts a view to another type and returns the dense result.

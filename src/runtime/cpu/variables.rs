@@ -100,6 +100,11 @@ impl Variables {
         self.version = others.version;
     }
 
+    /// Returns the bytes of all slabs.
+    pub(super) fn bytes(&self) -> usize {
+        self.slabs.iter().fold(0, |n, slab| n.saturating_add(slab.len()))
+    }
+
     /// Returns the number of variables.
     pub(super) fn count(&self) -> usize {
         self.types.len()

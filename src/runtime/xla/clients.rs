@@ -106,11 +106,16 @@ fn open(
     let plugin = Plugin::open_within(&path, deadline, &check)?;
     let open = match group {
         None => {
-            let options: &[(&str, OptionValue)] = match platform {
+            let plugin_options: &[(&str, OptionValue)] = match platform {
                 Platform::Cpu => &[("cpu_device_count", OptionValue::Int(XLA_CPU_DEVICES as i64))],
+                Platform::Cuda
+                    if !preallocates(options.memory_limit, std::env::var(PREALLOCATE).ok().as_deref()) =>
+                {
+                    &[NO_PREALLOCATION]
+                }
                 _ => &[],
             };
-            let client = Arc::new(Client::new_within(&plugin, options, deadline, &check)?);
+            let client = Arc::new(Client::new_within(&plugin, plugin_options, deadline, &check)?);
             OpenClient { client, first: 0, peers: None }
         }
         Some(group) => open_group(&plugin, index, group, towers, options, &check)?,
@@ -119,6 +124,17 @@ fn open(
         name if name == platform.name() => Ok(open),
         name => Err(Error::new(ErrorKind::Unsupported, format!("{plugin:?} is a plugin for {name}"))),
     }
+}
+
+/// JAX's variable, which XLA itself does not read.
+const PREALLOCATE: &str = "XLA_PYTHON_CLIENT_PREALLOCATE";
+
+/// The plugin allocates memory as it is needed, instead of most of the device's at the start.
+const NO_PREALLOCATION: (&str, OptionValue) = ("preallocate", OptionValue::Bool(false));
+
+/// Returns whether a client takes most of a GPU's memory at the start, given the value of [`PREALLOCATE`].
+fn preallocates(memory_limit: Option<usize>, variable: Option<&str>) -> bool {
+    memory_limit.is_none() && !matches!(variable, Some("false" | "0"))
 }
 
 /// Returns whether another process of the group uses one of the devices with these indices, too.
@@ -159,9 +175,10 @@ fn open_group(
         .abort_collectives_on_failure(true)
         .longest_wait(deadline);
     let mut plugin_options = vec![("visible_devices", OptionValue::Ints(visible.clone()))];
-    if options.memory_limit.is_some() || shares_devices(group, &visible, deadline)? {
-        // None of the processes that use a device may take most of its memory at once.
-        plugin_options.push(("preallocate", OptionValue::Bool(false)));
+    // None of the processes that use a device may take most of its memory at once.
+    let shared = shares_devices(group, &visible, deadline)?;
+    if shared || !preallocates(options.memory_limit, std::env::var(PREALLOCATE).ok().as_deref()) {
+        plugin_options.push(NO_PREALLOCATION);
     }
     let client = Arc::new(Client::new_distributed(plugin, &plugin_options, &distributed, deadline, check)?);
     let devices = Arc::new(GlobalDevices::new(&client, group, towers)?);
@@ -181,6 +198,20 @@ mod tests {
     use std::thread;
 
     const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn memory_is_preallocated_unless_a_limit_or_the_variable_forbids_it() {
+        for (limit, variable, expected) in [
+            (None, None, true),
+            (None, Some("true"), true),
+            (None, Some("false"), false),
+            (None, Some("0"), false),
+            (Some(1 << 30), None, false),
+            (Some(1 << 30), Some("true"), false),
+        ] {
+            assert_eq!(preallocates(limit, variable), expected, "{variable:?}");
+        }
+    }
 
     #[test]
     fn ranks_know_whether_they_share_devices() {

@@ -4,6 +4,7 @@ use super::fork::{Access, ForkState};
 use super::initial_values::initial_values;
 use super::module::Purpose;
 use super::program::{XlaProgram, lock};
+use super::spmd::merge_towers;
 use super::staging::StagedFeeds;
 use super::steps_loop::StepsPerLaunch;
 use super::steps_program::XlaStepsProgram;
@@ -97,6 +98,11 @@ impl XlaExecutor {
 }
 
 impl Executor for XlaExecutor {
+    fn platform(&self) -> Option<String> {
+        let client = &self.target.client;
+        Some(format!("{} {}", client.platform_name().ok()?, client.platform_version().ok()?))
+    }
+
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
         let mut bytes = 0usize;
         for v in variables {
@@ -148,13 +154,29 @@ impl Executor for XlaExecutor {
         Ok(Box::new(self.program(&lowered, Purpose::Run)?))
     }
 
-    fn compile_steps(&mut self, source: &Source<'_>, most: usize) -> Result<Box<dyn StepsExecutable>> {
+    fn compile_steps(
+        &mut self,
+        source: &Source<'_>,
+        most: usize,
+    ) -> Result<Option<Box<dyn StepsExecutable>>> {
         let lowered = source.lower()?;
+        if merge_towers(&lowered).is_err() {
+            return Ok(None);
+        }
         let is_counter =
             |v: &VariableInfo| v.name == GLOBAL_STEP && v.dtype == DType::I64 && v.sizes.is_empty();
         let counter = source.graph().variables().iter().position(is_counter);
         let steps = StepsPerLaunch { most, counter };
-        Ok(Box::new(XlaStepsProgram(self.program(&lowered, Purpose::RunSteps(steps))?)))
+        Ok(Some(Box::new(XlaStepsProgram(self.program(&lowered, Purpose::RunSteps(steps))?))))
+    }
+
+    fn planned_bytes(&mut self, source: &Source<'_>) -> Result<usize> {
+        let lowered = source.lower()?;
+        let limit = self.target.options.memory_limit.take();
+        let program = self.program(&lowered, Purpose::Run);
+        self.target.options.memory_limit = limit;
+        let program = program?;
+        program.launches.iter().try_fold(0, |most, launch| Ok(launch.planned_bytes()?.max(most)))
     }
 
     /// With forks, a run ends before the next turn begins.
@@ -186,15 +208,22 @@ impl Executor for XlaExecutor {
         let launches = program.launches.iter().zip(program.launch(run, feeds)?);
         // Launches that pass values on to others test nothing.
         for (launch, towers) in launches.filter(|(launch, _)| !launch.module.tested.is_empty()) {
-            for outputs in towers {
+            // A bad result of one tower is bad in all of them after the next collective, so the first
+            // result that is bad in any of them is the one to name.
+            let mut first: Option<(usize, Error)> = None;
+            for (tower, outputs) in towers.iter().enumerate() {
                 let finite = self.target.wait(outputs[0].start_download()?)?;
-                let finite = finite.as_slice::<bool>()?;
-                let results = launch.module.tested.iter().zip(finite).filter(|(_, finite)| !**finite);
-                let found =
-                    results.into_iter().find_map(|(origin, _)| lowered.diagnosis().not_finite(origin));
-                if found.is_some() {
-                    return Ok(found);
-                }
+                let bad = finite.as_slice::<bool>()?.iter().enumerate().filter(|(_, finite)| !**finite);
+                let before = first.as_ref().map_or(usize::MAX, |(index, _)| *index);
+                let named =
+                    bad.map(|(index, _)| index).take_while(|index| *index < before).find_map(|index| {
+                        let e = lowered.diagnosis().not_finite(launch.tested_origin(tower, index))?;
+                        Some((index, e))
+                    });
+                first = named.or(first);
+            }
+            if let Some((_, e)) = first {
+                return Ok(Some(e));
             }
         }
         Ok(self.target.replicas(1).map(|_| {

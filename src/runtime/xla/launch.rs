@@ -9,7 +9,7 @@ use super::spmd::{PerTower, SpmdProgram};
 use super::staging::StagedFeeds;
 use super::target::Target;
 use super::variables::Variables;
-use crate::kir::GatherKind;
+use crate::kir::{GatherKind, Origin};
 use crate::runtime::executor::{Feed, RunInfo};
 use crate::runtime::value_errors;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -79,9 +79,14 @@ impl Launch {
             let why = format!("XLA compiled a program for devices {found:?} of this process, not {local:?}");
             return Err(Error::new(ErrorKind::Engine, why).within(name));
         }
-        if let Ok(planned) = executable.memory() {
-            // Arguments are allocated already, or small.
-            let more = planned.total().saturating_sub(planned.arguments) as usize;
+        // A search for a bad value returns more results, and a limit must not end it.
+        let limited = target.options.memory_limit.is_some();
+        if let Ok(planned) = executable.memory()
+            && !(limited && purpose == Purpose::FindNonFinite)
+        {
+            // Arguments are allocated already, or small. A limit holds for them, too.
+            let there = if limited { 0 } else { planned.arguments };
+            let more = planned.total().saturating_sub(there) as usize;
             towers.clone().try_for_each(|tower| target.check_memory(more, "this program", tower))?;
         }
         let constants = |tower: usize| {
@@ -103,6 +108,11 @@ impl Launch {
             was_started: AtomicBool::new(false),
             times: HostTimes::new(target.options.profile),
         })
+    }
+
+    /// Returns the bytes that the program takes on each of its devices, arguments included.
+    pub(super) fn planned_bytes(&self) -> Result<usize> {
+        self.executable.memory().map(|planned| planned.total() as usize)
     }
 
     /// Launches the program and replaces the variables by their next values. Returns the other
@@ -217,6 +227,12 @@ impl Launch {
             Some(cache.upload_number(number, (at, device), target))
         };
         self.module.arguments.iter().enumerate().filter_map(buffer).collect()
+    }
+
+    /// Returns the operation of a tower that computes the tested result with this index.
+    pub(super) fn tested_origin(&self, tower: usize, index: usize) -> &Origin {
+        let (buffer, of_first) = &self.module.tested[index];
+        self.towers[tower].origins.get(buffer).unwrap_or(of_first)
     }
 
     /// Returns the number of its devices in this process.

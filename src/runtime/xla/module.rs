@@ -10,7 +10,7 @@ use super::{attention, collectives, cumsum, expr, narrow, pool, reduce, sort, vi
 use crate::graph::split_tower;
 use crate::kir::{
     self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, OnOverflow, Origin, Program,
-    View,
+    Recomputed, View,
 };
 use crate::runtime::overflow_rules;
 use std::collections::{HashMap, HashSet};
@@ -113,8 +113,8 @@ pub(super) struct Module {
     /// Whether the last result is the [`Argument::Draw`] of the next run.
     pub(super) draws: bool,
     pub(super) gathers: Vec<CheckedGather>,
-    /// The origin of each result that a search tests.
-    pub(super) tested: Vec<Origin>,
+    /// Each result that a search tests, with its origin in the first tower.
+    pub(super) tested: Vec<(BufferId, Origin)>,
 }
 
 /// Prints a program as a module, which runs on one device per tower.
@@ -158,6 +158,10 @@ pub(super) struct ModuleWriter<'a> {
     pub(super) draw: Option<Value>,
     materialize: Materialize,
     barriers: bool,
+    /// What is known of the kernel that is printed, if it computes results again.
+    recomputing: Option<Recomputed>,
+    /// The operands of kernels that compute results again, by group and name, behind a barrier.
+    behind_barrier: HashMap<(u32, String), Value>,
     pub(super) bad: Vec<(CheckedGather, BadIndex)>,
 }
 
@@ -197,6 +201,8 @@ impl<'a> ModuleWriter<'a> {
             draw: None,
             materialize: Materialize::Barrier,
             barriers,
+            recomputing: None,
+            behind_barrier: HashMap::new(),
             bad: Vec::new(),
         }
     }
@@ -304,7 +310,10 @@ impl<'a> ModuleWriter<'a> {
         self.draw = Some(draw.clone());
         let of_towers =
             random.into_iter().filter(|(_, continued)| *continued && self.spmd.replica_count() > 1);
-        let streams: Vec<&String> = of_towers.map(|(stream, _)| stream).collect();
+        let mut streams: Vec<&String> = of_towers.map(|(stream, _)| stream).collect();
+        // A kernel that draws again draws from the same stream.
+        let mut seen = HashSet::new();
+        streams.retain(|stream| seen.insert(*stream));
         let given: Vec<Value> = streams
             .iter()
             .map(|stream| self.argument(Argument::RandomOffset((*stream).clone()), DType::I64, &[]))
@@ -316,15 +325,38 @@ impl<'a> ModuleWriter<'a> {
 
     /// Prints all kernels.
     pub(super) fn kernels(&mut self) -> Result<()> {
+        self.behind_barrier.clear();
         for node in &self.program.kernels {
+            self.recomputing = node.outputs.first().and_then(|b| self.program.recomputed.get(b)).copied();
             self.kernel(node).map_err(|e| e.within(&node.origin.name).at(node.origin.site))?;
         }
+        self.recomputing = None;
         Ok(())
     }
 
     fn read(&mut self, v: &View) -> Value {
-        let buffer = self.values[&v.buffer].clone();
+        let mut buffer = self.values[&v.buffer].clone();
+        let constant = matches!(self.program.buffer(v.buffer).kind, BufferKind::Constant(_));
+        if let Some(Recomputed { group, after }) = self.recomputing
+            && self.program.recomputed.get(&v.buffer).is_none_or(|other| other.group != group)
+            && !constant
+        {
+            buffer = self.behind_barrier(&buffer, group, after);
+        }
         view::read(&mut self.w, &buffer, v)
+    }
+
+    /// Returns a value that the compiler takes for another one and computes no earlier than `after`,
+    /// so that what is computed from it again is neither merged with the first time nor moved there.
+    fn behind_barrier(&mut self, value: &Value, group: u32, after: Option<BufferId>) -> Value {
+        if let Some(found) = self.behind_barrier.get(&(group, value.to_string())) {
+            return found.clone();
+        }
+        let after = after.and_then(|b| self.values.get(&b));
+        let operands: Vec<&Value> = [value].into_iter().chain(after).collect();
+        let behind = self.w.optimization_barrier(&operands).swap_remove(0);
+        self.behind_barrier.insert((group, value.to_string()), behind.clone());
+        behind
     }
 
     fn read_all(&mut self, views: &[View]) -> Vec<Value> {
@@ -420,7 +452,10 @@ impl<'a> ModuleWriter<'a> {
                 vec![sort::argsort(&mut self.w, argsort, &input)]
             }
             Kernel::Random { stream, first, .. } => {
-                let key = self.key.clone().expect("a program that draws has a key");
+                let mut key = self.key.clone().expect("a program that draws has a key");
+                if let Some(Recomputed { group, after }) = self.recomputing {
+                    key.draw = self.behind_barrier(&key.draw, group, after);
+                }
                 let len = kir::elements(sizes);
                 let first = match self.random_offsets.get(stream) {
                     Some(offset) => Offset::Argument(offset.clone()),
@@ -666,7 +701,7 @@ impl<'a> ModuleWriter<'a> {
             for b in node.outputs.iter().filter(|b| self.program.buffer(**b).dtype.is_float()) {
                 let fine = reduce::all_finite(&mut self.w, &self.values[b]);
                 flags.push(self.w.reshape(&fine, &[1]));
-                tested.push(node.origin.clone());
+                tested.push((*b, node.origin.clone()));
             }
         }
         let all: Vec<&Value> = flags.iter().collect();
@@ -713,7 +748,7 @@ impl<'a> ModuleWriter<'a> {
         fetches: Vec<FetchPlace>,
         report: usize,
         results: Vec<Value>,
-        tested: Vec<Origin>,
+        tested: Vec<(BufferId, Origin)>,
     ) -> Module {
         self.w.finish_function(&results);
         let mut text = String::from("module @tensorpack {\n  func.func public @main(");

@@ -176,9 +176,8 @@ impl XlaProgram {
             // so the towers run once more for the joint one.
             Purpose::FindNonFinite => launches(purpose)?,
             Purpose::RunSteps(_) => {
-                let why =
-                    "a launch of several steps needs towers that compute the same on batches of equal sizes";
-                return Err(Error::new(ErrorKind::Unsupported, why).note("set steps_per_launch to 1"));
+                let why = "a launch of several steps cannot be split into one program per tower";
+                return Err(Error::new(ErrorKind::Unsupported, why));
             }
         };
         let first = all.len();

@@ -147,6 +147,7 @@ impl<'a> Split<'a> {
                 finite: program.finite.iter().copied().filter(own).collect(),
                 kept: views(&program.kept),
                 materialized: program.materialized.iter().copied().filter(own).collect(),
+                recomputed: program.recomputed.clone(),
                 infinite: program.infinite.clone(),
                 ..Program::default()
             }

@@ -3,7 +3,7 @@
 use super::collectives;
 use super::replicas::Replicas;
 use crate::graph::VariableInfo;
-use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, Program, Shards, View};
+use crate::kir::{BufferId, BufferKind, Kernel, KernelNode, Origin, Program, Shards, View};
 use crate::runtime::Lowered;
 use crate::runtime::shard_updates::{shard_updates, uses_shards};
 use std::collections::HashMap;
@@ -45,6 +45,8 @@ pub(super) struct PerTower {
     pub(super) feeds: HashMap<usize, usize>,
     /// The offset of this tower's elements in each random stream.
     pub(super) random_offsets: HashMap<String, usize>,
+    /// Maps each result of the first tower to the operation of this one that computes it.
+    pub(super) origins: HashMap<BufferId, Origin>,
 }
 
 impl PerTower {
@@ -57,7 +59,7 @@ impl PerTower {
 impl SpmdProgram {
     /// Returns the program of one tower.
     pub(super) fn single(program: &Program, fetches: Vec<(usize, usize)>) -> SpmdProgram {
-        let own = PerTower { feeds: HashMap::new(), random_offsets: random_offsets(program) };
+        let own = PerTower { random_offsets: random_offsets(program), ..PerTower::default() };
         let (towers, replicas, part) = (vec![own], None, Part::Whole);
         SpmdProgram { program: program.clone(), fetches, towers, replicas, part }
     }
@@ -192,7 +194,7 @@ fn same_program(
     if !other.updates.is_empty() {
         return Err(mismatch("it updates variables of its own".into()));
     }
-    let mut own = PerTower { feeds: HashMap::new(), random_offsets: random_offsets(other) };
+    let mut own = PerTower { random_offsets: random_offsets(other), ..PerTower::default() };
     let mut buffers = leaves(first, other, &mut own)
         .ok_or_else(|| mismatch("its feeds have other dtypes or sizes".into()))?;
     for node in &other.kernels {
@@ -200,6 +202,7 @@ fn same_program(
             mismatch(format!("{} has no counterpart there", node.origin.name)).at(node.origin.site)
         })?;
         buffers.extend(node.outputs.iter().copied().zip(counterpart.iter().copied()));
+        own.origins.extend(counterpart.iter().map(|&buffer| (buffer, node.origin.clone())));
     }
     let wanted = other.fetches.iter().chain(&other.costs);
     match wanted.into_iter().find(|v| !buffers.contains_key(&v.buffer)) {

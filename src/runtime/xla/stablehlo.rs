@@ -156,6 +156,13 @@ impl Writer {
         self.op(name, operands, "", operands[0].element, &operands[0].sizes)
     }
 
+    /// Prints an optimization barrier. Returns its results, which equal the operands.
+    pub(super) fn optimization_barrier(&mut self, operands: &[&Value]) -> Vec<Value> {
+        let results: Vec<(Element, Vec<usize>)> =
+            operands.iter().map(|v| (v.element, v.sizes.clone())).collect();
+        self.call("optimization_barrier", operands, "", None, &results)
+    }
+
     /// Prints an operation with a region, such as a reduction or a sort.
     pub(super) fn with_region(
         &mut self,
