@@ -323,17 +323,23 @@ impl Form {
         Row { kv_head, weights, factors, log_sum: top + total.ln() }
     }
 
-    /// Computes the gradients of the scores of one query by definition.
+    /// Computes the gradients of the scores of one query.
+    ///
+    /// The mean of the gradients of the weights is taken from the result, which the forward pass may
+    /// have rounded to 16 bits: that is part of the definition, because no engine stores the weights.
     fn row_grads(&self, cx: &EvaluateCx<'_>, row: &Row, [b, h, i]: [usize; 3]) -> Vec<f64> {
-        let (v, dy) = (cx.input(2), cx.input(self.inputs().count + 2));
+        let count = self.inputs().count;
+        let (v, out, dy) = (cx.input(2), cx.input(count), cx.input(count + 2));
         let width = v.sizes()[3];
+        if row.weights.len() == 1 {
+            return vec![0.0];
+        }
         let of_weight = |j: usize| {
             let terms = (0..width).map(|c| dy.float(&[b, i, h, c]) * v.float(&[b, j, row.kv_head, c]));
             row.factors[j] * cx.sum(terms)
         };
-        let grads: Vec<f64> = (0..row.weights.len()).map(of_weight).collect();
-        let mean = cx.sum(row.weights.iter().zip(&grads).map(|(w, g)| w * g));
-        row.weights.iter().zip(grads).map(|(w, g)| w * (g - mean)).collect()
+        let mean = cx.sum((0..width).map(|c| dy.float(&[b, i, h, c]) * out.float(&[b, i, h, c])));
+        row.weights.iter().enumerate().map(|(j, w)| w * (of_weight(j) - mean)).collect()
     }
 }
 

@@ -7,6 +7,9 @@ use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// No plan is asked for more examples than this.
 const MOST: usize = 1 << 24;
+/// The search ends after this many powers of two in a row that do not fit. One is not enough: kernels
+/// divide their work by sizes, so the scratch memory of a larger batch may be smaller.
+const MISSES: usize = 3;
 
 /// Returns the largest number of examples for each tower with which a training step of this
 /// configuration fits into its memory limit, or else into the available memory. One more does not
@@ -44,14 +47,21 @@ pub(super) fn search(
         return Err(Error::new(ErrorKind::Memory, "a batch of one example does not fit into memory")
             .note("use a smaller model, a larger limit, or another device"));
     }
-    let (mut fit, mut exceeds) = (1, 2);
-    while exceeds <= MOST && fits(exceeds)? {
-        (fit, exceeds) = (exceeds, exceeds * 2);
+    let (mut fit, mut too_large) = (1, Vec::new());
+    for batch in (1..).map(|n| 1 << n).take_while(|n| *n <= MOST) {
+        if fits(batch)? {
+            (fit, too_large) = (batch, Vec::new());
+        } else {
+            too_large.push(batch);
+        }
+        if too_large.len() == MISSES {
+            break;
+        }
     }
-    if exceeds > MOST {
+    let Some(&(mut exceeds)) = too_large.first() else {
         let why = format!("{MOST} examples fit into memory");
         return Err(Error::argument(why).note("no input depends on the batch, or there is no limit"));
-    }
+    };
     while exceeds - fit > 1 {
         let middle = fit + (exceeds - fit) / 2;
         if fits(middle)? {

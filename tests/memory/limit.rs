@@ -23,12 +23,16 @@ impl Step {
     }
 
     fn with_net(device: Device, memory_limit: Option<usize>, net: Net) -> Step {
+        let options = SessionOptions { device, memory_limit, ..SessionOptions::default() };
+        Step::with_options(options, net)
+    }
+
+    fn with_options(options: SessionOptions, net: Net) -> Step {
         let graph = Graph::new();
         let t = TowerContext::training(&graph);
         let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(WIDTH)]));
         let cost = net(&t, &x).square().mean();
         let train = minimize(&cost, &Sgd::new(0.1)).unwrap();
-        let options = SessionOptions { device, memory_limit, ..SessionOptions::default() };
         Step { session: Session::with(graph.freeze().unwrap(), options).unwrap(), cost, train }
     }
 
@@ -102,26 +106,32 @@ impl ModelDesc for NetModel {
     }
 }
 
-fn config(device: Device, limit: usize, net: Net) -> TrainConfig {
+fn config(session: SessionOptions, limit: usize, net: Net) -> TrainConfig {
     let flow = tensorpack::dataflow::FromList::new(vec![vec![random("x", &[4, WIDTH])]]);
-    let session = SessionOptions { device, ..SessionOptions::default() };
     TrainConfig::new(NetModel(net), flow).session(session).memory_limit(limit).no_logdir()
 }
 
 /// Checks that the batch that is found runs within the limit, and that one more example does not.
-fn check_largest_batch(device: Device, net: Net, limit: usize) -> usize {
-    let batch = largest_batch(config(device, limit, net), SimpleTrainer::new()).unwrap();
-    Step::with_net(device, Some(limit), net).run(batch).unwrap();
-    let e = Step::with_net(device, Some(limit), net).run(batch + 1).unwrap_err();
-    assert_eq!(e.kind(), ErrorKind::Memory, "{device}: {e}");
+fn check_largest_batch(options: &SessionOptions, net: Net, limit: usize) -> usize {
+    let batch = largest_batch(config(options.clone(), limit, net), SimpleTrainer::new()).unwrap();
+    let limited = SessionOptions { memory_limit: Some(limit), ..options.clone() };
+    Step::with_options(limited.clone(), net).run(batch).unwrap();
+    let e = Step::with_options(limited, net).run(batch + 1).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Memory, "{}: {e}", options.device);
     batch
 }
 
+/// With 16 threads, the scratch memory of 128 examples is larger than that of 300.
 #[test]
 fn the_largest_batch_is_right_to_one_example() {
-    let limit = Step::new(Device::default(), None).planned(300);
-    let batch = check_largest_batch(Device::default(), |t, x| deep_net(t, x, Part::Scope), limit);
-    assert!(batch > 360, "recomputation makes room for more examples than {batch}");
+    let net: Net = |t, x| deep_net(t, x, Part::Scope);
+    for (threads, at_least) in [(2, 361), (16, 300)] {
+        let options = SessionOptions { threads: Some(threads), ..SessionOptions::default() };
+        let limit = Step::with_options(options.clone(), net).planned(300);
+        let batch = check_largest_batch(&options, net, limit);
+        // Recomputation makes room for more.
+        assert!(batch >= at_least, "{threads} threads: {batch} examples");
+    }
 }
 
 /// XLA compiles every plan, so the net is small.
@@ -130,7 +140,8 @@ fn the_largest_batch_is_right_to_one_example_on_xla() {
     let net: Net = |t, x| Linear::new(WIDTH).apply(t, "fc", x).tanh();
     for device in devices().into_iter().filter(|device| *device != Device::default()) {
         let limit = Step::with_net(device, None, net).planned(10);
-        let batch = check_largest_batch(device, net, limit);
+        let options = SessionOptions { device, ..SessionOptions::default() };
+        let batch = check_largest_batch(&options, net, limit);
         assert!(batch >= 10, "{batch} examples");
     }
 }
@@ -139,7 +150,7 @@ fn the_largest_batch_is_right_to_one_example_on_xla() {
 fn no_batch_fits_into_a_limit_below_one_example() {
     let net: Net = |t, x| deep_net(t, x, Part::Scope);
     let variables = 16 * (WIDTH * WIDTH + WIDTH) * 4;
-    let config = config(Device::default(), variables + 5000, net);
+    let config = config(SessionOptions::default(), variables + 5000, net);
     let e = largest_batch(config, SimpleTrainer::new()).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::Memory, "{e}");
     assert!(e.message().contains("one example"), "{e}");
