@@ -20,7 +20,7 @@ pub use crate::optim::gradproc::{
 };
 pub use crate::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Gradient, Lamb, Momentum, Optimizer, ParamGroups, PostProcess,
-    Rate, RmsProp, Schedule, Sgd, apply_gradients, compute_gradients, compute_gradients_of, minimize,
+    Rate, RmsProp, Schedule, Sgd, Swa, apply_gradients, compute_gradients, compute_gradients_of, minimize,
 };
 pub use crate::predict::{
     DatasetPredictor, ExportedModel, MultiTowerOfflinePredictor, OfflinePredictor, PredictConfig, Predictor,

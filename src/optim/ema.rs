@@ -91,7 +91,7 @@ impl Optimizer for Ema {
 
 /// Creates the variable that holds the average of `variable`.
 #[track_caller]
-fn create_average(graph: &Graph, variable: &Variable) -> Variable {
+pub(super) fn create_average(graph: &Graph, variable: &Variable) -> Variable {
     let sizes = variable.shape().known().unwrap_or_default();
     let spec = VariableSpec::new(format!("{EMA_PREFIX}{}", variable.name()), sizes).dtype(variable.dtype());
     let spec = spec.init(Init::zeros()).non_trainable().slab("ema").also_in(EMA_VARIABLES);

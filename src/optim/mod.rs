@@ -3,7 +3,7 @@
 //!
 //! Update rules: [`Sgd`], [`Momentum`], [`RmsProp`], [`Adagrad`], [`Adam`], [`AdamW`], [`Lamb`].
 //! Wrappers, which are optimizers too: [`ParamGroups`], [gradient processors](gradproc),
-//! [`Accumulate`], [`PostProcess`] and [`Ema`].
+//! [`Accumulate`], [`PostProcess`], [`Ema`] and [`Swa`].
 
 mod accumulate;
 mod adagrad;
@@ -26,6 +26,7 @@ mod rmsprop;
 mod schedule;
 mod setting;
 mod sgd;
+mod swa;
 
 pub use accumulate::Accumulate;
 pub use adagrad::Adagrad;
@@ -45,3 +46,4 @@ pub use rate::Rate;
 pub use rmsprop::RmsProp;
 pub use schedule::Schedule;
 pub use sgd::Sgd;
+pub use swa::Swa;

@@ -24,6 +24,16 @@ enum Curve {
     Exponential { first: f64, factor: f64, every: u64, staircase: bool },
     Polynomial { first: f64, last: f64, steps: u64, power: f64 },
     Cosine { first: f64, last: f64, steps: u64 },
+    CosineRestarts { first: f64, last: f64, steps: u64, factor: u64 },
+    OneCycle { highest: f64, steps: u64 },
+}
+
+/// The share of a one-cycle schedule in which the value rises.
+const RISING: f64 = 0.3;
+
+/// Half a period of a cosine from `first`, where `progress` is 0, to `last`, where it is 1.
+fn cosine(progress: Tensor, first: f64, last: f64) -> Tensor {
+    ((progress * PI).cos() + 1.0) * ((first - last) / 2.0) + last
 }
 
 impl Schedule {
@@ -78,6 +88,24 @@ impl Schedule {
         Schedule::new(Curve::Cosine { first, last, steps })
     }
 
+    /// Returns cosine decays with warm restarts (Loshchilov and Hutter, 2016): the first takes `steps`
+    /// steps, and each of the next `factor` times as many as the one before.
+    #[doc(alias = "CosineAnnealingWarmRestarts")]
+    #[doc(alias = "SGDR")]
+    #[track_caller]
+    pub fn cosine_restarts(first: f64, last: f64, steps: u64, factor: u64) -> Schedule {
+        Schedule::new(Curve::CosineRestarts { first, last, steps, factor })
+    }
+
+    /// Returns a cycle of `steps` steps (Smith and Topin, 2017), with the constants of PyTorch: a cosine
+    /// from `highest / 25` to `highest` in the first 30 % of the steps, then one to `highest / 250,000`,
+    /// which is kept.
+    #[doc(alias = "OneCycleLR")]
+    #[track_caller]
+    pub fn one_cycle(highest: f64, steps: u64) -> Schedule {
+        Schedule::new(Curve::OneCycle { highest, steps })
+    }
+
     /// Adds a linear warm-up: multiplies the value by `(step + 1) / steps` in the first `steps`
     /// steps (Goyal et al., 2017). The warm-up does not delay the schedule.
     #[must_use]
@@ -109,8 +137,30 @@ impl Schedule {
             &Curve::Polynomial { first, last, steps, power } => {
                 (1.0 - progress(steps)).pow(&number(power)) * (first - last) + last
             }
-            &Curve::Cosine { first, last, steps } => {
-                ((progress(steps) * PI).cos() + 1.0) * ((first - last) / 2.0) + last
+            &Curve::Cosine { first, last, steps } => cosine(progress(steps), first, last),
+            &Curve::CosineRestarts { first, last, steps, factor: 1 } => {
+                let cycles = &step / steps as f64;
+                cosine(&cycles - cycles.floor(), first, last)
+            }
+            &Curve::CosineRestarts { first, last, steps, factor } => {
+                // Cycle n begins at step `steps (factor^n - 1) / (factor - 1)`. The logarithm of an exact
+                // power may be rounded down, by far less than a step changes it.
+                let (steps, factor) = (steps as f64, factor as f64);
+                let powers = &step * ((factor - 1.0) / steps) + 1.0;
+                let cycle = (powers.log() / factor.ln() + 1e-11).floor();
+                let length = number(factor).pow(&cycle);
+                let begin = (&length - 1.0) * (steps / (factor - 1.0));
+                cosine((&step - begin) / (length * steps), first, last)
+            }
+            &Curve::OneCycle { highest, steps } => {
+                // The cycle's steps are 0 to `steps - 1`, and it turns between two of them.
+                let turn = RISING * steps as f64 - 1.0;
+                let fall = steps as f64 - 1.0 - turn;
+                // Below 1, only step 0 may rise, and its progress is 0.
+                let rising = cosine(&step / turn.max(1.0), highest / 25.0, highest);
+                let falling = ((&step - turn) / fall).minimum(&step.one());
+                let falling = cosine(falling, highest, highest / 250_000.0);
+                step.less_equal(&number(turn)).select(&rising, &falling)
             }
         };
         match self.warm_up {
@@ -127,7 +177,10 @@ impl Schedule {
             }
             Curve::Exponential { first, factor, .. } => vec![*first, *factor],
             Curve::Polynomial { first, last, power, .. } => vec![*first, *last, *power],
-            Curve::Cosine { first, last, .. } => vec![*first, *last],
+            Curve::Cosine { first, last, .. } | Curve::CosineRestarts { first, last, .. } => {
+                vec![*first, *last]
+            }
+            Curve::OneCycle { highest, .. } => vec![*highest],
         }
     }
 
@@ -144,8 +197,13 @@ impl Schedule {
             }
             Curve::Exponential { every: 0, .. }
             | Curve::Polynomial { steps: 0, .. }
-            | Curve::Cosine { steps: 0, .. } => {
+            | Curve::Cosine { steps: 0, .. }
+            | Curve::CosineRestarts { steps: 0, .. }
+            | Curve::OneCycle { steps: 0, .. } => {
                 Err(Error::argument("a schedule needs at least 1 step, got 0"))
+            }
+            Curve::CosineRestarts { factor: 0, .. } => {
+                Err(Error::argument("the factor between cycles must be at least 1, got 0"))
             }
             _ => Ok(()),
         }

@@ -44,6 +44,74 @@ fn every_curve_at_every_step() {
     });
 }
 
+/// The steps of each cycle are counted one by one here.
+#[test]
+fn restarts_begin_at_their_steps() {
+    for (steps, factor) in [(1, 1), (1, 2), (3, 1), (5, 2), (7, 3), (10, 10)] {
+        let graph = Graph::new();
+        let step = graph.placeholder(&TensorSpec::new("step", DType::I64, []));
+        let value = Schedule::cosine_restarts(0.1, 0.01, steps, factor).at(&step);
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        let (mut length, mut at) = (steps, 0);
+        for step in 0..2000i64 {
+            let found =
+                session.run(&[&value], &[("step", &HostTensor::scalar(step))]).unwrap()[0].to_f64_vec();
+            let right = 0.01 + 0.09 * 0.5 * (1.0 + (PI * at as f64 / length as f64).cos());
+            assert!(
+                (found[0] - right).abs() < 1e-9,
+                "{steps}, {factor}: step {step} is {found:?}, not {right}"
+            );
+            at += 1;
+            if at == length {
+                (at, length) = (0, length * factor);
+            }
+        }
+    }
+}
+
+/// Values of PyTorch's `OneCycleLR(optimizer, max_lr=0.5, total_steps=20)`, and what it keeps.
+#[test]
+fn one_cycle_is_that_of_pytorch() {
+    let graph = Graph::new();
+    let step = graph.placeholder(&TensorSpec::new("step", DType::I64, []));
+    let value = Schedule::one_cycle(0.5, 20).at(&step);
+    let short = [1, 2, 3, 4].map(|steps| Schedule::one_cycle(0.5, steps).at(&step));
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let at = |value, s: i64| {
+        session.run(&[value], &[("step", &HostTensor::scalar(s))]).unwrap()[0].to_f64_vec()[0]
+    };
+    let expected = [
+        0.020000000000000018,
+        0.06583592135001265,
+        0.18583592135001265,
+        0.3341640786499874,
+        0.45416407864998737,
+        0.5,
+        0.49373200311754367,
+        0.47524231600673683,
+        0.445458088785525,
+        0.40587282697488153,
+        0.3584715008956504,
+        0.30563101096814466,
+        0.250001,
+        0.19437098903185537,
+        0.14153049910434962,
+        0.09412917302511849,
+        0.05454391121447502,
+        0.024759683993263143,
+        0.006269996882456277,
+        2e-06,
+    ];
+    for (step, right) in expected.into_iter().enumerate() {
+        let found = at(&value, step as i64);
+        assert!((found - right).abs() < 1e-12, "step {step} is {found}, not {right}");
+    }
+    assert_eq!(at(&value, 1000), 0.5 / 250_000.0);
+    for value in &short {
+        assert!((0..6).all(|step| (2e-6..=0.5).contains(&at(value, step))));
+    }
+}
+
 #[test]
 fn a_staircase_drops_exactly_at_its_step() {
     let graph = Graph::new();
@@ -59,6 +127,8 @@ fn an_invalid_schedule_is_an_error_at_its_line() {
     for (schedule, line, term) in [
         (Schedule::cosine(0.1, 0.0, 0), line!(), "at least 1 step"),
         (Schedule::piecewise(0.1, [(20, 0.01), (10, 0.001)]), line!(), "[20, 10]"),
+        (Schedule::cosine_restarts(0.1, 0.0, 10, 0), line!(), "at least 1, got 0"),
+        (Schedule::one_cycle(0.1, 0), line!(), "at least 1 step"),
     ] {
         let graph = Graph::new();
         schedule.at(&graph.global_step());

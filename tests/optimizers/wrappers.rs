@@ -7,7 +7,7 @@ use tensorpack::nn::Linear;
 use tensorpack::optim::gradproc::{FilterGradient, GlobalNormClip, ValueClip};
 use tensorpack::optim::{
     Accumulate, Adagrad, Adam, AdamW, Ema, Lamb, Momentum, Optimizer, ParamGroups, PostProcess, RmsProp, Sgd,
-    minimize,
+    Swa, minimize,
 };
 use tensorpack::runtime::Session;
 use tensorpack::tower::TowerContext;
@@ -26,6 +26,7 @@ fn a_failed_step_changes_no_slot() {
         ParamGroups::new(Adam::new(0.01)).group(".*/W", |g| g.rate(0.5).decay(0.1)).boxed(),
         PostProcess::new(Adam::new(0.01), |_, w| Some(w.clip(-0.1, 0.1))).boxed(),
         Ema::new(Adam::new(0.01), 0.9).boxed(),
+        Swa::new(Adam::new(0.01), 1).every(2).boxed(),
         Accumulate::new(Adam::new(0.01), 2).boxed(),
     ];
     for optimizer in all {
@@ -89,6 +90,27 @@ fn averages_come_in_pairs_with_their_variables() {
     net.steps(0..3);
     assert_close("fc0/b", &net.read("EMA/fc0/b"), &net.read("fc0/b"), 1e-12);
     assert_ne!(net.read("EMA/fc0/W"), net.read("fc0/W"));
+}
+
+#[test]
+fn stochastic_weight_averaging_is_a_mean_of_weights() {
+    let net = Net::new(DType::F64, &Swa::new(Sgd::new(0.5), 2).every(3));
+    let mut taken: Vec<Vec<f64>> = Vec::new();
+    for step in 0..12 {
+        net.step(step..step + 1);
+        let w = net.read("fc0/W");
+        if step < 2 {
+            assert_eq!(net.read("EMA/fc0/W"), w, "before the first value");
+            continue;
+        }
+        if (step - 2) % 3 == 0 {
+            taken.push(w);
+        }
+        let mean = |i: usize| taken.iter().map(|w| w[i]).sum::<f64>() / taken.len() as f64;
+        let means: Vec<f64> = (0..taken[0].len()).map(mean).collect();
+        assert_close("EMA/fc0/W", &net.read("EMA/fc0/W"), &means, 1e-12);
+    }
+    assert_eq!(taken.len(), 4);
 }
 
 #[test]
@@ -168,6 +190,7 @@ fn settings_out_of_range_are_errors() {
         (AdamW::new(0.1).betas(0.9, 1.0).boxed(), "AdamW: beta2 is 1,"),
         (Lamb::new(0.1).betas(0.9, f64::NAN).boxed(), "Lamb: beta2 is NaN,"),
         (Ema::new(Sgd::new(0.1), 1.0).boxed(), "Ema: the decay is 1,"),
+        (Swa::new(Sgd::new(0.1), 1).every(0).boxed(), "Swa: the number of steps between values is 0,"),
         (Accumulate::new(Sgd::new(0.1), 0).boxed(), "Accumulate: the number of steps is 0,"),
         (
             ParamGroups::new(Sgd::new(0.1)).group("fc.*", |g| g.rate(f64::NAN)).boxed(),

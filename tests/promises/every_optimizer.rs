@@ -25,6 +25,7 @@ pub(crate) const OPTIMIZERS: [(&str, MakeOptimizer); 14] = [
     ("Processed", || Sgd::new(0.1).process(GlobalNormClip::new(0.5)).boxed()),
     ("PostProcess", || PostProcess::new(Sgd::new(0.1), |_, w| Some(w.clip(-3.0, 3.0))).boxed()),
     ("Ema", || Ema::new(Sgd::new(0.1), 0.9).boxed()),
+    ("Swa", || Swa::new(Sgd::new(0.1), 3).every(2).boxed()),
     ("Accumulate", || Accumulate::new(Sgd::new(0.1), 2).boxed()),
 ];
 

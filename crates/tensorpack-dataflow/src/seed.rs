@@ -29,13 +29,24 @@ impl Seed {
     /// and at any time.
     #[doc(alias = "draws")]
     pub fn rng(self, epoch: u64, index: u64) -> SampleRng {
-        SampleRng { rng: self.generator(epoch), sample: index, next: 0 }
+        let stream = |name: &str| self.stream(epoch, name);
+        SampleRng {
+            uniforms: stream("sample"),
+            normals: stream("normal"),
+            integers: stream("integer"),
+            sample: index,
+            next: 0,
+        }
     }
 
     /// Returns the generator of a pass. Its `draw` argument is the sample index.
     pub(crate) fn generator(self, epoch: u64) -> CounterRng {
+        self.stream(epoch, "sample")
+    }
+
+    fn stream(self, epoch: u64, name: &str) -> CounterRng {
         let [low, high, ..] = CounterRng::new(self.0, "epoch").words(epoch, 0);
-        CounterRng::new(u64::from(high) << 32 | u64::from(low), "sample")
+        CounterRng::new(u64::from(high) << 32 | u64::from(low), name)
     }
 }
 
@@ -43,7 +54,11 @@ impl Seed {
 #[doc(alias = "Draws")]
 #[derive(Clone, Debug)]
 pub struct SampleRng {
-    rng: CounterRng,
+    // Each kind of number has a stream of its own: kinds take different numbers of words, so in one
+    // stream a number of one kind would share words with an earlier one of another kind.
+    uniforms: CounterRng,
+    normals: CounterRng,
+    integers: CounterRng,
     sample: u64,
     next: u64,
 }
@@ -52,7 +67,7 @@ impl SampleRng {
     /// Returns a uniform value in `[0, 1)`.
     pub fn uniform(&mut self) -> f64 {
         self.next += 1;
-        self.rng.uniform(self.sample, self.next - 1)
+        self.uniforms.uniform(self.sample, self.next - 1)
     }
 
     /// Returns a uniform value in `[low, high)`.
@@ -64,7 +79,7 @@ impl SampleRng {
     /// Returns a standard normal value.
     pub fn normal(&mut self) -> f64 {
         self.next += 1;
-        self.rng.normal(self.sample, self.next - 1)
+        self.normals.normal(self.sample, self.next - 1)
     }
 
     /// Returns a uniform integer in `0..n`, or 0 if `n` is 0.
@@ -77,7 +92,7 @@ impl SampleRng {
     /// Returns 64 random bits.
     #[doc(alias = "word")]
     pub fn next_u64(&mut self) -> u64 {
-        let [low, high, ..] = self.rng.words(self.sample, self.next);
+        let [low, high, ..] = self.integers.words(self.sample, self.next);
         self.next += 1;
         u64::from(high) << 32 | u64::from(low)
     }
@@ -86,5 +101,43 @@ impl SampleRng {
     #[doc(alias = "chance")]
     pub fn bernoulli(&mut self, probability: f64) -> bool {
         self.uniform() < probability
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The correlation of each of the first eight numbers of one kind with those of the others.
+    #[test]
+    fn numbers_of_different_kinds_are_independent() {
+        const KINDS: [fn(&mut SampleRng) -> f64; 3] = [
+            |rng| rng.uniform() - 0.5,
+            |rng| rng.normal(),
+            |rng| rng.next_u64() as f64 / 2f64.powi(64) - 0.5,
+        ];
+        let n = 4000;
+        for (a, b) in (0..3).flat_map(|a| (0..3).map(move |b| (a, b))) {
+            let mut sums = [[[0.0; 3]; 8]; 8];
+            for sample in 0..n {
+                let mut rng = Seed::new(11).rng(0, sample);
+                // First eight numbers of kind `a`, then eight of kind `b`.
+                let [xs, ys] = [a, b].map(|kind| [(); 8].map(|()| KINDS[kind](&mut rng)));
+                for (row, x) in sums.iter_mut().zip(xs) {
+                    for ([xx, yy, xy], y) in row.iter_mut().zip(ys) {
+                        (*xx, *yy, *xy) = (*xx + x * x, *yy + y * y, *xy + x * y);
+                    }
+                }
+            }
+            for (i, row) in sums.iter().enumerate() {
+                for (j, [xx, yy, xy]) in row.iter().enumerate() {
+                    let correlation = xy / (xx * yy).sqrt();
+                    assert!(
+                        correlation.abs() < 0.08,
+                        "kinds {a} and {b}, numbers {i} and {j}: {correlation}"
+                    );
+                }
+            }
+        }
     }
 }

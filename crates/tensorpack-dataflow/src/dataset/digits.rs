@@ -10,6 +10,8 @@ use tensorpack_tensor::{Error, HostTensor, Result};
 
 /// The image size of MNIST.
 const SIDE: usize = 28;
+/// The noise of the pixels is read from the stream of uniform numbers, beyond those that a digit needs.
+const FIRST_NOISE: u64 = 21;
 
 /// Returns 12,000 training images: `[image 28x28 f32 in 0..1, label i32]`. Never fails; the type is
 /// that of the other data sets.
@@ -39,7 +41,8 @@ impl RandomAccess for Digits {
             return Err(Error::argument(format!("sample {index} is out of range for {} samples", self.len)));
         }
         let label = (index % 10) as usize;
-        let image = render(&mut self.seed.rng(0, index), label);
+        let noise = self.seed.generator(0);
+        let image = render(&mut self.seed.rng(0, index), label, &|i| noise.normal(index, FIRST_NOISE + i));
         Ok(vec![HostTensor::new([SIDE, SIDE], image)?, HostTensor::scalar(label as i32)])
     }
 }
@@ -89,7 +92,8 @@ fn strokes(digit: usize) -> Vec<Vec<Point>> {
     }
 }
 
-fn render(rng: &mut SampleRng, digit: usize) -> Vec<f32> {
+/// Draws a digit. `normal` returns the noise of a pixel.
+fn render(rng: &mut SampleRng, digit: usize, normal: &dyn Fn(u64) -> f64) -> Vec<f32> {
     let mut lines = strokes(digit);
     distort(rng, &mut lines);
     lines.push(stray_line(rng));
@@ -102,7 +106,7 @@ fn render(rng: &mut SampleRng, digit: usize) -> Vec<f32> {
         let nearest = segments.map(|s| distance(at, s[0], s[1])).fold(f64::INFINITY, f64::min);
         // Antialiased over half a pixel on either side of the pen's edge.
         let covered = (width + 0.5 - nearest).clamp(0.0, 1.0);
-        (ink * covered + noise * rng.normal()).clamp(0.0, 1.0) as f32
+        (ink * covered + noise * normal(i as u64)).clamp(0.0, 1.0) as f32
     };
     (0..SIDE * SIDE).map(pixel).collect()
 }
