@@ -57,13 +57,13 @@ impl Optimizer for Swa {
         let is_before = passed.less(&passed.zero());
         let is_due = passed.equal(&(&values * self.every as f64));
         // Of this value in the mean. Before the start it is not used, but must be finite.
-        let share = (values + 1.0).maximum(&passed.one()).recip();
+        let share = (values + 1.0).maximum(&passed.one()).reciprocal();
         for Gradient { variable, .. } in gradients {
             let average = create_average(graph, variable);
             let (w, share) = (variable.current(), share.cast(variable.dtype()));
             let next = |average: &Tensor| {
-                let mean = average + (w - average) * &share;
-                is_before.select(w, &is_due.select(&mean, average))
+                let mean = average + (&w - average) * &share;
+                is_before.select(&w, &is_due.select(&mean, average))
             };
             updates.push(average.update(next));
         }

@@ -179,7 +179,7 @@ fn two_optimizers_in_a_graph_have_separate_state() {
 
 #[test]
 fn settings_out_of_range_are_errors() {
-    let all: [(Box<dyn Optimizer>, &str); 12] = [
+    let all: [(Box<dyn Optimizer>, &str); 13] = [
         (Momentum::new(0.1, 1.0).boxed(), "Momentum: the momentum is 1,"),
         (RmsProp::new(0.1).alpha(-0.1).boxed(), "RmsProp: alpha is -0.1,"),
         (
