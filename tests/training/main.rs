@@ -39,6 +39,7 @@ mod processes;
 mod replicas;
 mod resume;
 mod resume_towers;
+mod saves;
 mod schedules;
 mod signals;
 mod standard_error;
