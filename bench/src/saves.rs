@@ -70,7 +70,10 @@ impl Callback for Saves {
             // The receiver is gone if the measurement failed; ignore the send error.
             let _ = self.started.send(Instant::now());
         }
-        if self.every.is_some_and(|every| cx.global_step > WARM_UP && (cx.global_step - WARM_UP).is_multiple_of(every)) {
+        if self
+            .every
+            .is_some_and(|every| cx.global_step > WARM_UP && (cx.global_step - WARM_UP).is_multiple_of(every))
+        {
             cx.request_save();
         }
         Ok(())
@@ -83,14 +86,15 @@ fn rate(args: &SavesArgs, classifier: &Classifier, dir: &Path, every: Option<u64
     let batch = args.model.batch();
     let image: Vec<usize> = std::iter::once(batch).chain(classifier.sizes.iter().copied()).collect();
     let (started, start) = channel();
-    let config = TrainConfig::with_input(Images(classifier.clone()), DummyConstantInput::new([image, vec![batch]]))
-        .callback(Saves { every, started })
-        .session(SessionOptions { device: args.device, ..SessionOptions::default() })
-        .steps_per_epoch(WARM_UP + args.steps)
-        .max_epoch(1)
-        .quiet()
-        .fresh()
-        .logdir(dir);
+    let config =
+        TrainConfig::with_input(Images(classifier.clone()), DummyConstantInput::new([image, vec![batch]]))
+            .callback(Saves { every, started })
+            .session(SessionOptions { device: args.device, ..SessionOptions::default() })
+            .steps_per_epoch(WARM_UP + args.steps)
+            .max_epoch(1)
+            .quiet()
+            .fresh()
+            .logdir(dir);
     launch_train_with_config(config, SimpleTrainer::new())?;
     let ended = Instant::now();
     let start = start.recv().map_err(|_| Error::argument("no step was measured"))?;
@@ -122,7 +126,8 @@ pub(crate) fn measure(args: &SavesArgs) -> Result<()> {
     // The first error is the one to report.
     let _ = std::fs::remove_dir_all(&dir);
     ran?;
-    let lost: Vec<f64> = without.iter().zip(&with).map(|(without, with)| 100.0 * (1.0 - with / without)).collect();
+    let lost: Vec<f64> =
+        without.iter().zip(&with).map(|(without, with)| 100.0 * (1.0 - with / without)).collect();
     let (without, with, lost) = (median(&mut without), median(&mut with), median(&mut lost.clone()));
     let (device, every) = (args.device, args.every);
     if args.json {

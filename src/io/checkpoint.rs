@@ -252,7 +252,8 @@ impl CapturedCheckpoint {
 impl From<Checkpoint> for CapturedCheckpoint {
     fn from(checkpoint: Checkpoint) -> CapturedCheckpoint {
         let Checkpoint { global_step, tensors, input_tensors, state } = checkpoint;
-        let variables = tensors.into_iter().map(|(name, value)| (name, CapturedValue::OnHost(value))).collect();
+        let variables =
+            tensors.into_iter().map(|(name, value)| (name, CapturedValue::OnHost(value))).collect();
         CapturedCheckpoint { global_step, variables, input_tensors, state }
     }
 }

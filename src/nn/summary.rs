@@ -71,7 +71,12 @@ pub fn summary(graph: &Frozen, feeds: &[(&str, &[usize])]) -> Result<ModelSummar
         layers.push(outside);
     }
     let variable_bytes = graph.variables().iter().map(|v| v.sizes.iter().product::<usize>() * v.dtype.size());
-    Ok(ModelSummary { layers, variable_bytes: variable_bytes.sum(), planned_bytes: None, checkpoint_bytes: 0 })
+    Ok(ModelSummary {
+        layers,
+        variable_bytes: variable_bytes.sum(),
+        planned_bytes: None,
+        checkpoint_bytes: 0,
+    })
 }
 
 /// The name of the row of what is in no layer.

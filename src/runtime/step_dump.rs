@@ -8,7 +8,7 @@ use crate::graph::{Fetch, NodeKind, TensorId};
 use std::collections::{BTreeSet, HashMap};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
-/// The tensors that a step computes, without its updates of variables.
+/// The tensors that a step computes before its first update of a variable.
 pub(crate) struct StepDump {
     /// The tensors by name, in the order in which they were built. Further outputs of an operation are
     /// called `NAME:1` and so on.
@@ -51,7 +51,8 @@ impl Session {
         Ok(StepDump { tensors, first_not_finite })
     }
 
-    /// Returns the tensors that a fetch depends on, in the order in which they were built.
+    /// Returns the tensors that a fetch depends on, in the order in which they were built, without
+    /// those that are computed from updated variables: nothing is updated.
     fn tensors_behind(&self, what: &Fetch) -> Vec<TensorId> {
         let graph = self.graph();
         let mut seen = BTreeSet::new();
@@ -59,18 +60,24 @@ impl Session {
         while let Some(id) = stack.pop() {
             if seen.insert(id) {
                 let node = graph.node(id);
-                stack.extend(node.inputs.iter().map(|t| t.node).chain(node.runs.iter().copied()));
+                let others = node.runs.iter().chain(&node.costs).copied();
+                stack.extend(node.inputs.iter().map(|t| t.node).chain(others));
             }
         }
-        let outputs = |&node: &_| {
+        let mut updated = BTreeSet::new();
+        let mut tensors = Vec::new();
+        // Nodes are numbered in the order in which they were built, so inputs come first.
+        for node in seen {
             let about = graph.node(node);
-            let count = match about.kind {
-                NodeKind::Assign { .. } | NodeKind::Group => 0,
-                _ => about.outputs.len() as u32,
-            };
-            (0..count).map(move |output| TensorId { node, output })
-        };
-        seen.iter().flat_map(outputs).collect()
+            let reads_updated = about.inputs.iter().any(|t| updated.contains(&t.node));
+            match about.kind {
+                NodeKind::Current(_) => drop(updated.insert(node)),
+                _ if reads_updated => drop(updated.insert(node)),
+                NodeKind::Assign { .. } | NodeKind::Group => {}
+                _ => tensors.extend((0..about.outputs.len() as u32).map(|output| TensorId { node, output })),
+            }
+        }
+        tensors
     }
 
     fn fetch_of(&self, t: TensorId) -> Fetch {
@@ -81,8 +88,11 @@ impl Session {
 
     /// Constants may be infinite on purpose, so a tensor that is computed from nothing is not named.
     fn first_not_finite(&self, tensors: &[TensorId], values: &[HostTensor]) -> Option<(String, Site)> {
-        let finite: HashMap<TensorId, bool> =
-            tensors.iter().zip(values).map(|(&t, value)| (t, !value.dtype().is_float() || is_finite(value))).collect();
+        let finite: HashMap<TensorId, bool> = tensors
+            .iter()
+            .zip(values)
+            .map(|(&t, value)| (t, !value.dtype().is_float() || is_finite(value)))
+            .collect();
         let node = |t: &TensorId| self.graph().node(t.node);
         let is_bad = |t: &&TensorId| {
             !finite[*t] && (!node(t).inputs.is_empty() || matches!(node(t).kind, NodeKind::Placeholder))

@@ -52,7 +52,9 @@ impl Rerun {
             Some("verify") => {
                 let folders = task["checkpoints"].as_array().ok_or_else(|| bad("checkpoints"))?;
                 let folders = folders.iter().filter_map(Value::as_str).map(PathBuf::from);
-                Task::Verify(folders.map(|folder| Ok((folder.clone(), position(&folder)?))).collect::<Result<_>>()?)
+                Task::Verify(
+                    folders.map(|folder| Ok((folder.clone(), position(&folder)?))).collect::<Result<_>>()?,
+                )
             }
             Some("replay") => Task::Replay {
                 step: task["step"].as_u64().ok_or_else(|| bad("step"))?,
@@ -86,7 +88,9 @@ impl Rerun {
         let is_last = ahead.is_empty();
         let found = match position == now {
             true => differences(&folder, state)?,
-            false => json!({"skipped": "training has no such moment: a signal or a callback ended a run there"}),
+            false => {
+                json!({"skipped": "training has no such moment: a signal or a callback ended a run there"})
+            }
         };
         let mut line = json!({"checkpoint": folder.display().to_string(), "step": position.global_step});
         if let (Some(line), Some(found)) = (line.as_object_mut(), found.as_object()) {

@@ -135,8 +135,7 @@ impl StepCx<'_> {
         }
         // Skipping a bad step requires knowing about it before the next one starts.
         let replayed = self.rerun.filter(|rerun| rerun.replays(self.state.progress.global_step + 1));
-        let stays_in_flight =
-            self.nan_policy == NanPolicy::Stop && can_stay_in_flight && replayed.is_none();
+        let stays_in_flight = self.nan_policy == NanPolicy::Stop && can_stay_in_flight && replayed.is_none();
         if !stays_in_flight {
             self.plan.collect(self.state, self.callbacks)?;
         }

@@ -336,7 +336,12 @@ impl Trainer {
         match &self.step {
             Some(step) => {
                 let id = plan.find(state.session.graph(), step, true)?;
-                let text = describe_model(&state.session, state.logdir.is_some(), &mut plan.run(id).program, &feeds)?;
+                let text = describe_model(
+                    &state.session,
+                    state.logdir.is_some(),
+                    &mut plan.run(id).program,
+                    &feeds,
+                )?;
                 log::info!("the model\n{text}");
             }
             None => log::info!("the step of this trainer is its own, and was not compiled"),

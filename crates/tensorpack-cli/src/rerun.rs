@@ -221,7 +221,9 @@ fn rerun(run: &Path, from: &CheckpointInfo, mut task: Value) -> Result<Vec<Value
         false => format!("{} failed: {status}", program.path.display()),
     };
     Err(Error::new(ErrorKind::Unsupported, why)
-        .note("the program must parse TrainArgs and train with `configure` or `apply`, as it did for this run")
+        .note(
+            "the program must parse TrainArgs and train with `configure` or `apply`, as it did for this run",
+        )
         .note(format!("its last output:\n{last}")))
 }
 
@@ -230,7 +232,8 @@ fn start_at(run: &Path, step: u64) -> Result<Value> {
     let starts = Run::read(run)?.starts;
     let began = |start: &&Value| start["resumed_at"].as_u64().unwrap_or(0) <= step;
     let start = starts.iter().rfind(began).cloned().ok_or_else(|| {
-        let why = format!("{} does not say which program trained this run", run.join("manifest.json").display());
+        let why =
+            format!("{} does not say which program trained this run", run.join("manifest.json").display());
         Error::argument(why).note("a version before 0.1 wrote it, or it was removed")
     })?;
     match start["processes"].as_u64() {
