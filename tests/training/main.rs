@@ -42,6 +42,7 @@ mod resume_towers;
 mod saves;
 mod schedules;
 mod signals;
+mod slow_disk;
 mod standard_error;
 mod statistics;
 mod stops;
