@@ -77,6 +77,8 @@ pub(super) fn commit(
     let Some(request) = state.save_request.take() else {
         return state.checkpoints.as_mut().map_or(Ok(()), CheckpointWriter::check);
     };
+    // Before anything is copied: there is at most one copy.
+    state.checkpoints.as_mut().map_or(Ok(()), CheckpointWriter::join)?;
     let host = HostState::capture(state, callbacks, input)?;
     for (tag, site) in &request.tags {
         check_tag(tag).map_err(|e| e.at(*site))?;
@@ -99,7 +101,6 @@ pub(super) fn write(
         return write_together(state, &group, host, changed, tags);
     }
     let TrainState { session, monitors, checkpoints: Some(writer), .. } = state else { return Ok(()) };
-    // Before anything is copied: there is at most one copy.
     writer.join()?;
     let capture = |name: &str| session.capture(name, writer.spare(name));
     let checkpoint = host.into_checkpoint(session.graph(), changed, capture)?;
