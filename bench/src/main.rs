@@ -13,7 +13,8 @@
 //! `bench -- loop [--steps N] [--json]`: the overhead of the training loop. `bench -- input
 //! [--steps N] [--json]`: the time that a step waits for each kind of input. `bench -- scale`: the
 //! scaling of the step time with batch size, depth and width; with `--threads 1,2,4`, with the
-//! number of threads.
+//! number of threads. `bench -- saves [--every N]`: the rate of training with and without
+//! checkpoints.
 //!
 //! `bench -- scaling [--ranks 2,4,8] [--delay-ms MS] [--mbit MBIT] [--json]`: predicts the step time
 //! on several ranks, starts them on hosts of this machine, and measures it. `bench -- network -n N
@@ -33,6 +34,7 @@ mod ptb;
 #[path = "../../examples/resnet50/net.rs"]
 mod resnet50;
 mod roofline;
+mod saves;
 mod scale;
 mod scaling;
 mod scaling_model;
@@ -99,6 +101,9 @@ enum Command {
     /// The scaling of the step time with the number of ranks, predicted and measured.
     #[command(args_override_self = true)]
     Scaling(scaling::ScalingArgs),
+    /// The rate of training with a checkpoint every few steps, against that without.
+    #[command(args_override_self = true)]
+    Saves(saves::SavesArgs),
     /// Runs a program as ranks on hosts of this machine that a slow network connects.
     Network(network::CommandArgs),
 }
@@ -196,6 +201,7 @@ fn main() -> ExitCode {
         Command::Scale { threads } if threads.is_empty() => scale::measure(),
         Command::Scale { threads } => threads::measure(&threads),
         Command::Scaling(args) => scaling::measure(&args),
+        Command::Saves(args) => saves::measure(&args),
         Command::Network(args) => network::run(&args),
     };
     match run() {

@@ -8,7 +8,8 @@ use tensorpack_tensor::Result;
 /// checkpoints are kept.
 ///
 /// The checkpoint is written after all callbacks and monitors have run, so the position in the list
-/// does not matter. A failed save ends training with an error.
+/// does not matter. Training goes on while it is written; a save that fails ends training with an
+/// error at the end of a later step.
 #[derive(Clone, Debug, Default)]
 pub struct ModelSaver {}
 

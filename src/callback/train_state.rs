@@ -4,7 +4,7 @@
 
 use super::position::Position;
 use crate::distributed::ProcessGroup;
-use crate::io::CheckpointStore;
+use crate::io::CheckpointWriter;
 use crate::monitor::{Moment, Monitors};
 use crate::runtime::{Interrupt, Session};
 use serde_json::{Map, Value};
@@ -62,7 +62,7 @@ pub(crate) struct TrainState {
     pub(crate) epoch_ended: bool,
     pub(crate) skipped: SkippedSteps,
     /// Where checkpoints are written, if anywhere.
-    pub(crate) store: Option<CheckpointStore>,
+    pub(crate) checkpoints: Option<CheckpointWriter>,
     /// The settings of this run, to compare with those of the run that resumes it.
     pub(crate) settings: Map<String, Value>,
     pub(crate) seed: u64,
@@ -123,7 +123,7 @@ impl TrainState {
             steps_done: 0,
             epoch_ended: true,
             skipped: SkippedSteps::default(),
-            store: None,
+            checkpoints: None,
             settings: Map::new(),
             seed: 0,
             logdir: None,

@@ -7,7 +7,7 @@
 use super::disk::{self, Disk, Parts, RealDisk, failed, is_missing, length};
 use super::safetensors::{self, Metadata};
 use crate::graph::{Frozen, MODEL_VARIABLES, TRAINABLE_VARIABLES, VariableInfo, split_tower};
-use crate::runtime::Session;
+use crate::runtime::{CapturedValue, Session};
 use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -87,40 +87,8 @@ impl Checkpoint {
         which: impl Fn(&VariableInfo) -> bool,
     ) -> Result<Checkpoint> {
         let read = |v: &VariableInfo| which(v).then(|| session.read(&v.name)).transpose();
-        Checkpoint::of_graph(session.graph(), global_step, state, read)
-    }
-
-    /// Creates a checkpoint of all variables of a graph, with the values that `value` returns, and
-    /// `state` as in [`Checkpoint::capture`].
-    pub(crate) fn of_values(
-        graph: &Frozen,
-        global_step: u64,
-        state: Map<String, Value>,
-        value: impl Fn(&VariableInfo) -> Result<HostTensor>,
-    ) -> Result<Checkpoint> {
-        Checkpoint::of_graph(graph, global_step, state, |v| value(v).map(Some))
-    }
-
-    fn of_graph(
-        graph: &Frozen,
-        global_step: u64,
-        state: Map<String, Value>,
-        value: impl Fn(&VariableInfo) -> Result<Option<HostTensor>>,
-    ) -> Result<Checkpoint> {
-        let mut model = graph.collection(MODEL_VARIABLES).variables;
-        model.extend(graph.collection(TRAINABLE_VARIABLES).variables);
-        let mut training_only = Vec::new();
-        let mut tensors = Vec::new();
-        for (i, v) in graph.variables().iter().enumerate() {
-            let Some(tensor) = value(v)? else { continue };
-            tensors.push((v.name.clone(), tensor));
-            if !model.iter().any(|id| id.0 as usize == i) {
-                training_only.push(v.name.clone());
-            }
-        }
-        let mut state = state;
-        state.insert(TRAINING_ONLY.into(), training_only.into());
-        Ok(Checkpoint { global_step, tensors, input_tensors: Vec::new(), state: Value::Object(state) })
+        let (tensors, state) = of_graph(session.graph(), state, read)?;
+        Ok(Checkpoint { global_step, tensors, input_tensors: Vec::new(), state })
     }
 
     /// Restores the variables that `which` selects, bit for bit. Returns an error and changes
@@ -248,6 +216,68 @@ impl Checkpoint {
         files.push((MANIFEST, vec![Cow::Owned(manifest.to_text().into_bytes())]));
         Ok(files)
     }
+}
+
+/// A checkpoint whose variables may still be on their devices.
+pub(crate) struct CapturedCheckpoint {
+    global_step: u64,
+    variables: Vec<(String, CapturedValue)>,
+    input_tensors: Vec<(String, HostTensor)>,
+    state: Value,
+}
+
+impl CapturedCheckpoint {
+    /// Captures all variables of a graph, with the values that `value` returns, and `state` as in
+    /// [`Checkpoint::capture`].
+    pub(crate) fn new(
+        graph: &Frozen,
+        global_step: u64,
+        state: Map<String, Value>,
+        input_tensors: Vec<(String, HostTensor)>,
+        mut value: impl FnMut(&VariableInfo) -> Result<CapturedValue>,
+    ) -> Result<CapturedCheckpoint> {
+        let (variables, state) = of_graph(graph, state, |v| value(v).map(Some))?;
+        Ok(CapturedCheckpoint { global_step, variables, input_tensors, state })
+    }
+
+    /// Returns the checkpoint, and downloads what is still on a device.
+    pub(crate) fn into_host(self) -> Result<Checkpoint> {
+        let CapturedCheckpoint { global_step, variables, input_tensors, state } = self;
+        let read = |(name, value): (String, CapturedValue)| Ok((name, value.into_host()?));
+        let tensors = variables.into_iter().map(read).collect::<Result<_>>()?;
+        Ok(Checkpoint { global_step, tensors, input_tensors, state })
+    }
+}
+
+impl From<Checkpoint> for CapturedCheckpoint {
+    fn from(checkpoint: Checkpoint) -> CapturedCheckpoint {
+        let Checkpoint { global_step, tensors, input_tensors, state } = checkpoint;
+        let variables =
+            tensors.into_iter().map(|(name, value)| (name, CapturedValue::OnHost(value))).collect();
+        CapturedCheckpoint { global_step, variables, input_tensors, state }
+    }
+}
+
+/// Returns the values of a graph's variables by name, and `state` with the names of those that only
+/// training needs.
+fn of_graph<T>(
+    graph: &Frozen,
+    mut state: Map<String, Value>,
+    mut value: impl FnMut(&VariableInfo) -> Result<Option<T>>,
+) -> Result<(Vec<(String, T)>, Value)> {
+    let mut model = graph.collection(MODEL_VARIABLES).variables;
+    model.extend(graph.collection(TRAINABLE_VARIABLES).variables);
+    let mut training_only = Vec::new();
+    let mut values = Vec::new();
+    for (i, v) in graph.variables().iter().enumerate() {
+        let Some(value) = value(v)? else { continue };
+        values.push((v.name.clone(), value));
+        if !model.iter().any(|id| id.0 as usize == i) {
+            training_only.push(v.name.clone());
+        }
+    }
+    state.insert(TRAINING_ONLY.into(), training_only.into());
+    Ok((values, Value::Object(state)))
 }
 
 /// The manifest of a checkpoint folder.

@@ -13,6 +13,8 @@ pub(super) struct AppendFile {
     file: File,
     /// The length of the file in bytes, which holds whole records only.
     written: u64,
+    /// The length that is known to be on the device.
+    synced: Option<u64>,
     /// The records that are not in the file yet.
     waiting: Vec<u8>,
     /// Whether the last write failed. The file may then end with a part of a record.
@@ -27,7 +29,7 @@ impl AppendFile {
     pub(super) fn new(path: &Path, mut file: File, written: u64) -> io::Result<AppendFile> {
         file.set_len(written)?;
         file.seek(SeekFrom::Start(written))?;
-        Ok(AppendFile { path: path.into(), file, written, waiting: Vec::new(), failing: false })
+        Ok(AppendFile { path: path.into(), file, written, synced: None, waiting: Vec::new(), failing: false })
     }
 
     /// Returns the path.
@@ -94,8 +96,12 @@ impl AppendFile {
     /// Writes the records that wait, and syncs the file to the device. A failure is logged.
     pub(super) fn sync(&mut self) -> Result<()> {
         self.flush()?;
-        if let Err(e) = self.file.sync_data() {
-            self.warn(&e);
+        // A sync of a file that has not changed waits for the device all the same.
+        if self.synced != Some(self.written) {
+            match self.file.sync_data() {
+                Ok(()) => self.synced = Some(self.written),
+                Err(e) => self.warn(&e),
+            }
         }
         Ok(())
     }

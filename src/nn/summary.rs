@@ -71,7 +71,12 @@ pub fn summary(graph: &Frozen, feeds: &[(&str, &[usize])]) -> Result<ModelSummar
         layers.push(outside);
     }
     let variable_bytes = graph.variables().iter().map(|v| v.sizes.iter().product::<usize>() * v.dtype.size());
-    Ok(ModelSummary { layers, variable_bytes: variable_bytes.sum(), planned_bytes: None })
+    Ok(ModelSummary {
+        layers,
+        variable_bytes: variable_bytes.sum(),
+        planned_bytes: None,
+        checkpoint_bytes: 0,
+    })
 }
 
 /// The name of the row of what is in no layer.
@@ -104,6 +109,9 @@ pub struct ModelSummary {
     /// The memory planned for the values of a step, without the variables. [`summary`] does not
     /// know it; a run that trains does.
     pub planned_bytes: Option<usize>,
+    /// The size of the copy of the variables from which a checkpoint is written while training goes
+    /// on; 0 if no checkpoints are written. [`summary`] does not know it.
+    pub checkpoint_bytes: usize,
 }
 
 impl ModelSummary {
@@ -153,12 +161,15 @@ impl fmt::Display for ModelSummary {
             )?;
         }
         write!(f, "variables {}", bytes(self.variable_bytes))?;
+        if self.checkpoint_bytes > 0 {
+            write!(f, ", their copy for checkpoints {}", bytes(self.checkpoint_bytes))?;
+        }
         match self.planned_bytes {
             Some(planned) => write!(
                 f,
                 ", values of a step {}, planned peak {}",
                 bytes(planned),
-                bytes(planned + self.variable_bytes)
+                bytes(planned + self.variable_bytes + self.checkpoint_bytes)
             ),
             None => Ok(()),
         }

@@ -12,6 +12,12 @@ pub trait Executor: Send {
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()>;
     /// Returns the value of variable `index`; only its shard if it is divided over processes.
     fn read(&self, index: usize) -> Result<HostTensor>;
+    /// Overwrites `into` with the value of variable `index`, in place if dtype and sizes match. By
+    /// default the value is read.
+    fn read_into(&self, index: usize, into: &mut HostTensor) -> Result<()> {
+        *into = self.read(index)?;
+        Ok(())
+    }
     /// Returns how variable `index` is divided over processes, if it is.
     fn shards(&self, index: usize) -> Result<Option<Shards>> {
         let _ = index;
@@ -23,6 +29,10 @@ pub trait Executor: Send {
     /// engine whose devices have their own memory keeps it there. By default the value is read.
     fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
         Ok(Box::new(self.read(index)?))
+    }
+    /// Whether [saved](Executor::save) values stay in the memory of a device until they are read.
+    fn saves_on_device(&self) -> bool {
+        false
     }
     /// Compiles a requested part of a graph.
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>>;

@@ -1,6 +1,7 @@
 //! Running a frozen graph: the session, its programs, and the engines that execute them.
 
 mod binding;
+mod captured_value;
 pub mod cpu;
 mod cse;
 mod device;
@@ -28,6 +29,7 @@ mod several_steps;
 mod shard_updates;
 mod snapshot;
 mod staging;
+mod step_dump;
 mod step_program;
 mod tower_collectives;
 mod update_turns;
@@ -35,6 +37,7 @@ mod value_errors;
 mod xla;
 
 pub use binding::Request;
+pub(crate) use captured_value::CapturedValue;
 pub use device::Device;
 pub(crate) use engine::device_mismatch;
 pub use engine::{Engine, engines, register_engine};

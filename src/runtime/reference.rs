@@ -16,7 +16,7 @@ use crate::reference::{Array, EvaluateCx, Scalar, StochasticRounding};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tensorpack_tensor::{Error, HostTensor, Result, element_count};
+use tensorpack_tensor::{DType, Error, HostTensor, Result, element_count};
 
 /// The values of the variables, which stay f64 between runs.
 type Variables = Arc<Mutex<Vec<Arc<Array>>>>;
@@ -144,6 +144,29 @@ impl Executor for ReferenceExecutor {
             op.nan_hint().into_iter().fold(value_errors::not_finite(&node.name).at(node.site), Error::note)
         }))
     }
+}
+
+/// Computes the fetches of a request from these values of all variables. Tensors of floats are f64.
+pub(super) fn evaluate_in_f64(
+    source: &Source<'_>,
+    variables: &[HostTensor],
+    run: &RunInfo,
+    feeds: &[Feed<'_>],
+) -> Result<Vec<HostTensor>> {
+    let variables = variables.iter().map(|value| Arc::new(Array::from_host(value))).collect();
+    let program = ReferenceProgram::new(source, &Arc::new(Mutex::new(variables)), None)?;
+    let values = program.evaluate(run, feeds)?;
+    let to_host = |t: &TensorId| {
+        let value = &values[t];
+        match value.dtype().is_float() {
+            true => {
+                let elements: Vec<f64> = value.values().map(Scalar::as_f64).collect();
+                HostTensor::from_f64(DType::F64, value.sizes(), &elements)
+            }
+            false => value.to_host(),
+        }
+    };
+    program.fetches.iter().map(to_host).collect()
 }
 
 impl ReferenceProgram {

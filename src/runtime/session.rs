@@ -1,6 +1,7 @@
 //! A session: a frozen graph, the values of its variables, and its compiled programs.
 
 use super::binding::Request;
+use super::captured_value::CapturedValue;
 use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue};
 use super::fit_memory;
 use super::lowering::Source;
@@ -377,6 +378,19 @@ impl Session {
         let index = self.variable(name)?;
         let state = self.lock_after_queued()?;
         Ok((state.executor.read(index)?, state.executor.shards(index)?))
+    }
+
+    /// Captures the value of a variable for a checkpoint. On engines whose variables are in host
+    /// memory it is copied, into `spare` if that has its dtype and sizes.
+    pub(crate) fn capture(&self, name: &str, spare: Option<HostTensor>) -> Result<CapturedValue> {
+        let index = self.variable(name)?;
+        let state = self.lock_after_queued()?;
+        if state.executor.saves_on_device() {
+            return Ok(CapturedValue::OnDevice(state.executor.save(index)?));
+        }
+        let Some(mut value) = spare else { return Ok(CapturedValue::OnHost(state.executor.read(index)?)) };
+        state.executor.read_into(index, &mut value)?;
+        Ok(CapturedValue::OnHost(value))
     }
 
     /// Writes a variable. The value must have its dtype and sizes.

@@ -6,21 +6,29 @@ use crate::runtime::{Session, StepProgram};
 use serde_json::{Map, Value};
 use tensorpack_tensor::{HostTensor, Result};
 
-/// Returns a table of the model for a batch, and the memory of the step, which it compiles.
+/// Returns a table of the model for a batch, and the memory of the step, which it compiles. `saves`
+/// tells whether checkpoints are written.
 pub(super) fn describe_model(
     session: &Session,
+    saves: bool,
     program: &mut StepProgram,
     feeds: &[(&str, &HostTensor)],
 ) -> Result<String> {
     let sizes: Vec<(&str, &[usize])> = feeds.iter().map(|(name, value)| (*name, value.sizes())).collect();
     let mut summary = nn::summary(session.graph(), &sizes)?;
     summary.planned_bytes = program.planned_bytes(session, feeds)?;
+    summary.checkpoint_bytes = if saves { summary.variable_bytes } else { 0 };
     Ok(summary.to_string())
 }
 
 /// Logs a table of the model. If something is wrong with the step, its run says so.
-pub(super) fn log_model(session: &Session, program: &mut StepProgram, feeds: &[(&str, &HostTensor)]) {
-    match describe_model(session, program, feeds) {
+pub(super) fn log_model(
+    session: &Session,
+    saves: bool,
+    program: &mut StepProgram,
+    feeds: &[(&str, &HostTensor)],
+) {
+    match describe_model(session, saves, program, feeds) {
         Ok(text) => log::info!("the model\n{text}"),
         Err(e) => log::warn!("there is no summary of the model: {e}"),
     }

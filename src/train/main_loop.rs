@@ -2,12 +2,14 @@
 
 use super::batch_summary::BatchSummary;
 use super::ranks::Ranks;
+use super::rerun::Rerun;
 use super::resume::{self, HostState};
 use super::step::{Iteration, NanPolicy, StepCx, Times};
 use super::step_plan::StepPlan;
 use crate::callback::{Callbacks, TrainCx, TrainState};
 use crate::graph::{Fetch, GLOBAL_STEP};
 use crate::input::InputSource;
+use crate::io::CheckpointWriter;
 use crate::optim::{LOSS_SCALE, SKIPPED_STEPS};
 use crate::terminal::Activity;
 use std::time::{Duration, Instant};
@@ -53,6 +55,8 @@ pub(super) struct MainLoop<'a> {
     pub(super) flush: Option<Fetch>,
     /// Whether the graph has a variable that holds the number of the step.
     pub(super) counts_in_graph: bool,
+    /// What to do instead of training, if anything.
+    pub(super) rerun: Option<Rerun>,
     /// Whether no step has run yet. The first one compiles.
     pub(super) is_first_step: bool,
 }
@@ -60,6 +64,8 @@ pub(super) struct MainLoop<'a> {
 impl MainLoop<'_> {
     pub(super) fn run(&mut self) -> Result<Ended> {
         let ended = self.epochs();
+        // Before the callbacks: they may use the last checkpoint.
+        let ended = self.join_writer(ended);
         if ended.is_ok() {
             self.set_activity("callbacks after training");
         }
@@ -75,6 +81,7 @@ impl MainLoop<'_> {
                 Ok(())
             }
         };
+        let saved = self.join_writer(saved);
         self.state.monitors.finish();
         if let Some(input) = &mut self.input {
             input.stop();
@@ -82,6 +89,17 @@ impl MainLoop<'_> {
         let ended = ended?;
         after.and(saved)?;
         Ok(ended)
+    }
+
+    /// Waits until the checkpoint that is being written is complete. Its error ends a run that has no other.
+    fn join_writer<T>(&mut self, so_far: Result<T>) -> Result<T> {
+        let written = self.state.checkpoints.as_mut().map_or(Ok(()), CheckpointWriter::join);
+        match (&so_far, written) {
+            (Ok(_), Err(e)) => return Err(e),
+            (Err(_), Err(e)) => log::error!("{e}"),
+            (_, Ok(())) => {}
+        }
+        so_far
     }
 
     /// Discards a request of `after_train` if training ended by an error or a signal: the state may
@@ -138,7 +156,7 @@ impl MainLoop<'_> {
 
     /// Returns whether this process takes part when a checkpoint is saved.
     fn saves(&self) -> bool {
-        self.state.store.is_some() || self.ranks.is_some()
+        self.state.checkpoints.is_some() || self.ranks.is_some()
     }
 
     /// The state of a run that starts, for a signal before its first step; `None` if it resumes, since the last
@@ -243,6 +261,7 @@ impl MainLoop<'_> {
             runs_done: 0,
             lost_batch: false,
             queued: false,
+            rerun: self.rerun.as_ref(),
         };
         let first = std::mem::take(&mut self.is_first_step);
         let compiling = first.then(|| Activity::begin("compiling and running the first step"));
@@ -280,6 +299,8 @@ impl MainLoop<'_> {
     /// For that the host state is copied first, and each variable just before the boundary first changes it.
     fn boundary(&mut self, begun: Instant, times: Times) -> Result<Option<Ended>> {
         self.collect()?;
+        // A run that a signal ended in its boundary has a checkpoint from before it.
+        self.compare()?;
         let saves = self.saves();
         let before = match saves {
             true => Some(HostState::capture(self.state, self.callbacks, self.input.as_deref())?),
@@ -368,13 +389,27 @@ impl MainLoop<'_> {
         Ok(Some(ended))
     }
 
-    /// Writes the requested checkpoint, if one was requested, once the run in flight is known to have succeeded.
+    /// Begins to write the requested checkpoint, if one was requested, once the run in flight is known to have
+    /// succeeded. Returns the error of an earlier one that failed meanwhile.
     fn commit(&mut self) -> Result<()> {
+        if self.rerun.is_some() {
+            self.state.save_request = None;
+            return self.compare();
+        }
         if self.state.save_request.is_some() {
             self.collect()?;
             self.set_activity("saving");
         }
         resume::commit(self.state, self.callbacks, self.input.as_deref())
+    }
+
+    /// Compares this state with the checkpoint that was taken at it, if that is what this process is for.
+    fn compare(&mut self) -> Result<()> {
+        let position = self.state.position();
+        if self.rerun.as_ref().is_some_and(|rerun| rerun.is_due(&position)) {
+            self.collect()?;
+        }
+        self.rerun.as_mut().map_or(Ok(()), |rerun| rerun.compare(self.state))
     }
 
     /// Waits for the runs in flight, and hands out their values.
@@ -389,7 +424,7 @@ impl MainLoop<'_> {
         if let Some(before) = before {
             log::warn!("received signal {signal}: saving, then exiting");
             let changed = self.state.session.end_undo_log()?;
-            resume::write(self.state, before, changed, &[])?;
+            resume::write(self.state, before, changed, Vec::new())?;
         } else {
             log::warn!(
                 "received signal {signal} in the middle of a step: exiting; the last checkpoint is valid"

@@ -98,6 +98,7 @@ fn describe(started: &Started<'_>) -> Value {
         "resumed_at": started.resumed_at,
         "program": arguments.next(),
         "arguments": arguments.collect::<Vec<_>>(),
+        "executable": executable(),
         "options": started.options,
         "directory": std::env::current_dir().ok().map(|dir| dir.to_string_lossy().into_owned()),
         "git": git(),
@@ -116,6 +117,19 @@ fn describe(started: &Started<'_>) -> Value {
         "processes": started.processes,
         "settings": started.settings,
         "environment": environment,
+    })
+}
+
+/// Returns the file of this program, and what tells one build from another.
+fn executable() -> Value {
+    let Ok(path) = std::env::current_exe() else { return Value::Null };
+    let about = std::fs::metadata(&path).ok();
+    let modified = about.as_ref().and_then(|about| about.modified().ok());
+    let modified = modified.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+    json!({
+        "path": path.to_string_lossy(),
+        "bytes": about.map(|about| about.len()),
+        "modified": modified.map(|at| at.as_secs()),
     })
 }
 

@@ -15,6 +15,8 @@ mod manifest;
 mod noop;
 mod queue_input;
 mod ranks;
+#[cfg_attr(not(feature = "cli"), expect(dead_code, reason = "only `TrainArgs` starts one"))]
+mod rerun;
 mod resume;
 mod run_config;
 #[cfg_attr(not(unix), path = "signals_without_unix.rs")]

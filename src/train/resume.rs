@@ -2,10 +2,13 @@
 
 use super::ranks;
 use crate::callback::{Callbacks, Position, TrainState};
-use crate::graph::VariableInfo;
+use crate::distributed::ProcessGroup;
+use crate::graph::{Frozen, VariableInfo};
 use crate::input::{InputSource, OtherTowers, Start};
-use crate::io::{Checkpoint, check_tag};
+use crate::io::{CapturedCheckpoint, Checkpoint, CheckpointWriter, check_tag};
+use crate::runtime::CapturedValue;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// The part of a checkpoint that lives on the host: everything but the variables. Cheap to capture.
@@ -48,56 +51,81 @@ impl HostState {
         self
     }
 
-    /// The whole checkpoint, with the variables of the session. `changed` are variables that were changed after this
-    /// state was captured, with the values they had then.
-    fn into_checkpoint(self, state: &TrainState, changed: Vec<(String, HostTensor)>) -> Result<Checkpoint> {
+    /// The whole checkpoint, with the variables of the session, which `capture` returns. `changed` are variables that
+    /// were changed after this state was captured, with the values they had then.
+    fn into_checkpoint(
+        self,
+        graph: &Frozen,
+        changed: Vec<(String, HostTensor)>,
+        mut capture: impl FnMut(&str) -> Result<CapturedValue>,
+    ) -> Result<CapturedCheckpoint> {
         let before = |name: &str| changed.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
-        let value =
-            |v: &VariableInfo| before(&v.name).map_or_else(|| Ok(state.session.read_stored(&v.name)?.0), Ok);
-        let variables =
-            Checkpoint::of_values(state.session.graph(), self.position.global_step, self.json, value)?;
-        Ok(Checkpoint { input_tensors: self.input_tensors, ..variables })
+        let value = |v: &VariableInfo| match before(&v.name) {
+            Some(value) => Ok(CapturedValue::OnHost(value)),
+            None => capture(&v.name),
+        };
+        CapturedCheckpoint::new(graph, self.position.global_step, self.json, self.input_tensors, value)
     }
 }
 
-/// Writes the requested checkpoint, if one was requested.
+/// Begins to write the requested checkpoint, if one was requested.
 pub(super) fn commit(
     state: &mut TrainState,
     callbacks: &Callbacks,
     input: Option<&dyn InputSource>,
 ) -> Result<()> {
-    let Some(request) = state.save_request.take() else { return Ok(()) };
+    let Some(request) = state.save_request.take() else {
+        return state.checkpoints.as_mut().map_or(Ok(()), CheckpointWriter::check);
+    };
+    // Before anything is copied: there is at most one copy.
+    state.checkpoints.as_mut().map_or(Ok(()), CheckpointWriter::join)?;
     let host = HostState::capture(state, callbacks, input)?;
     for (tag, site) in &request.tags {
         check_tag(tag).map_err(|e| e.at(*site))?;
     }
-    let tags: Vec<&str> = request.tags.iter().map(|(tag, _)| tag.as_str()).collect();
-    write(state, host, Vec::new(), &tags)
+    let tags = request.tags.into_iter().map(|(tag, _)| tag).collect();
+    write(state, host, Vec::new(), tags)
 }
 
-/// Writes a checkpoint of `host` and the variables; see [`HostState::into_checkpoint`] for `changed`. Syncs the
-/// monitors' files first: a resumed run relies on them.
+/// Begins to write a checkpoint of `host` and the variables; see [`HostState::into_checkpoint`] for `changed`. Waits
+/// for the checkpoint before it, and returns its error. Syncs the monitors' files first: a resumed run relies on them.
+///
+/// Several processes wait until the checkpoint is complete.
 pub(super) fn write(
     state: &mut TrainState,
     host: HostState,
     changed: Vec<(String, HostTensor)>,
-    tags: &[&str],
+    tags: Vec<String>,
 ) -> Result<()> {
-    let group = state.group.clone();
-    if state.store.is_none() && group.is_none() {
-        return Ok(());
+    if let Some(group) = state.group.clone() {
+        return write_together(state, &group, host, changed, tags);
     }
-    let mut checkpoint = host.into_checkpoint(state, changed)?;
-    if let Some(group) = &group {
-        ranks::gather_variables(group, state, &mut checkpoint)?;
-    }
-    if let Some(store) = &mut state.store {
+    let TrainState { session, monitors, checkpoints: Some(writer), .. } = state else { return Ok(()) };
+    writer.join()?;
+    let capture = |name: &str| session.capture(name, writer.spare(name));
+    let checkpoint = host.into_checkpoint(session.graph(), changed, capture)?;
+    monitors.sync();
+    writer.begin(checkpoint, tags)
+}
+
+/// Writes one checkpoint of several processes.
+fn write_together(
+    state: &mut TrainState,
+    group: &Arc<ProcessGroup>,
+    host: HostState,
+    changed: Vec<(String, HostTensor)>,
+    tags: Vec<String>,
+) -> Result<()> {
+    let session = &state.session;
+    let stored = |name: &str| Ok(CapturedValue::OnHost(session.read_stored(name)?.0));
+    let mut checkpoint = host.into_checkpoint(session.graph(), changed, stored)?.into_host()?;
+    ranks::gather_variables(group, state, &mut checkpoint)?;
+    if let Some(writer) = &mut state.checkpoints {
         state.monitors.sync();
-        let folder = store.save(&checkpoint, tags)?;
-        log::info!("saved {}", folder.display());
+        writer.save(checkpoint, tags)?;
     }
     // No rank goes on before the checkpoint is whole.
-    group.map_or(Ok(()), |group| ranks::after_save(&group, state))
+    ranks::after_save(group, state)
 }
 
 /// Continues the run of a checkpoint.

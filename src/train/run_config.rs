@@ -1,5 +1,6 @@
 //! The configuration of a run, whatever it trains.
 
+use super::rerun::Rerun;
 use super::{NanPolicy, StepsPerLaunch, default_callbacks, default_monitors};
 use crate::callback::Callback;
 use crate::graph::{LossScale, Precision};
@@ -39,6 +40,8 @@ pub struct RunConfig {
     /// Whether the process ends when training has, as `TrainArgs` asks for `--dry-run` and the
     /// like.
     pub(super) then_exit: bool,
+    /// What to do instead of training, if a command started this process for that.
+    pub(super) rerun: Option<Rerun>,
     /// The options of the command line, for the manifest of the run.
     pub(super) options: Value,
     pub(super) keep: Keep,
@@ -68,6 +71,7 @@ impl Default for RunConfig {
             summary: false,
             dry_run: false,
             then_exit: false,
+            rerun: None,
             options: Value::Null,
             keep: Keep::default(),
             disk: None,

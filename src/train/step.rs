@@ -1,6 +1,7 @@
 //! One iteration: what it is, and what it can do.
 
 use super::batch_summary::{BatchSummary, log_model};
+use super::rerun::Rerun;
 use super::step_plan::{RunId, StepPlan, depends_on};
 use crate::callback::{Callbacks, Progress, RunCx, TrainState};
 use crate::graph::{Fetch, Frozen, NodeKind};
@@ -111,6 +112,8 @@ pub struct StepCx<'a> {
     pub(super) lost_batch: bool,
     /// Whether the step is queued for a launch of several, which counts it in the graph.
     pub(super) queued: bool,
+    /// What to do instead of training, if anything.
+    pub(super) rerun: Option<&'a Rerun>,
 }
 
 impl StepCx<'_> {
@@ -131,7 +134,8 @@ impl StepCx<'_> {
             return self.queue(id, launches);
         }
         // Skipping a bad step requires knowing about it before the next one starts.
-        let stays_in_flight = self.nan_policy == NanPolicy::Stop && can_stay_in_flight;
+        let replayed = self.rerun.filter(|rerun| rerun.replays(self.state.progress.global_step + 1));
+        let stays_in_flight = self.nan_policy == NanPolicy::Stop && can_stay_in_flight && replayed.is_none();
         if !stays_in_flight {
             self.plan.collect(self.state, self.callbacks)?;
         }
@@ -144,9 +148,12 @@ impl StepCx<'_> {
         let mut feeds = [("", &nothing); MAX_FEEDS];
         feeds.iter_mut().zip(batch).for_each(|(feed, (name, value))| *feed = (name, value));
         let (session, feeds) = (&self.state.session, &feeds[..batch.len()]);
+        if let Some(rerun) = replayed {
+            rerun.replay(session, what, feeds)?;
+        }
         let program = &mut self.plan.run(id).program;
         if std::mem::take(self.describes_model) {
-            log_model(session, program, feeds);
+            log_model(session, self.state.logdir.is_some(), program, feeds);
         }
         let launched = if stays_in_flight { program.launch(session, feeds) } else { Ok(false) };
         let ran = match launched {
@@ -175,7 +182,7 @@ impl StepCx<'_> {
         let (session, feeds) = (&self.state.session, &feeds[..batch.len()]);
         let program = &mut self.plan.run(id).program;
         if std::mem::take(self.describes_model) {
-            log_model(session, program, feeds);
+            log_model(session, self.state.logdir.is_some(), program, feeds);
         }
         let can_queue = match program.prepare_queue(session, feeds, launches) {
             Err(e) if e.kind() == ErrorKind::Interrupted => {

@@ -1,5 +1,6 @@
 //! The options that every training program understands.
 
+use super::rerun::Rerun;
 use super::train_config::Data;
 use super::{
     AsyncMultiGpuTrainer, Configured, DistributedTrainerParameterServer, DistributedTrainerReplicated,
@@ -263,6 +264,9 @@ impl TrainArgs {
         }
         if self.dry_run {
             (run.dry_run, run.then_exit) = (true, true);
+        }
+        if let Some(rerun) = Rerun::from_environment()? {
+            rerun.apply(run);
         }
         Ok(config)
     }

@@ -13,7 +13,7 @@ use crate::callback::{Callback, Callbacks, GraphCx, Progress, SkippedSteps, Trai
 use crate::distributed::ProcessGroup;
 use crate::graph::{FLUSH_OPS, Fetch, GLOBAL_STEP, Graph, Tensor, TensorSpec};
 use crate::input::{InputSource, OtherTowers, no_batch};
-use crate::io::{Checkpoint, CheckpointStore, RealDisk, RunLock};
+use crate::io::{Checkpoint, CheckpointStore, CheckpointWriter, RealDisk, RunLock};
 use crate::logger;
 use crate::monitor::{Moment, Monitors};
 use crate::nn::describe_trainables;
@@ -237,8 +237,8 @@ impl Trainer {
         iteration.check(state.session.graph())?;
         plan.launches = self.launches(&config, &state, &plan, iteration)?;
         let reading = Activity::begin("reading the checkpoint");
-        let saved = match &state.store {
-            Some(store) => store.latest()?,
+        let saved = match &mut state.checkpoints {
+            Some(checkpoints) => checkpoints.latest()?,
             None => None,
         };
         let saved = match &ranks {
@@ -286,6 +286,10 @@ impl Trainer {
             let others = ranks.as_ref().map_or_else(OtherTowers::default, |ranks| ranks.other_towers(towers));
             let steps_per_launch = plan.launches.map_or(1, |launches| launches.steps);
             let _starting = Activity::begin("starting the input");
+            if let Some(why) = input.cannot_resume().filter(|_| config.rerun.is_some()) {
+                return Err(Error::new(ErrorKind::Unsupported, format!("no step can be repeated: {why}"))
+                    .note("verify and replay need data that can be read again from any position"));
+            }
             resume::start_input(&state, input.as_mut(), saved, others, steps_per_launch)?;
         }
         if config.dry_run {
@@ -303,6 +307,7 @@ impl Trainer {
             }),
         };
         let mut main_loop = MainLoop {
+            rerun: config.rerun.take(),
             state: &mut state,
             plan,
             callbacks: &mut self.callbacks,
@@ -331,7 +336,12 @@ impl Trainer {
         match &self.step {
             Some(step) => {
                 let id = plan.find(state.session.graph(), step, true)?;
-                let text = describe_model(&state.session, &mut plan.run(id).program, &feeds)?;
+                let text = describe_model(
+                    &state.session,
+                    state.logdir.is_some(),
+                    &mut plan.run(id).program,
+                    &feeds,
+                )?;
                 log::info!("the model\n{text}");
             }
             None => log::info!("the step of this trainer is its own, and was not compiled"),
@@ -532,7 +542,7 @@ impl Trainer {
             steps_done: 0,
             epoch_ended: true,
             skipped: SkippedSteps::default(),
-            store: store.map(|store| store.keep(config.keep)),
+            checkpoints: store.map(|store| CheckpointWriter::new(store.keep(config.keep))),
             settings: settings.as_object().cloned().unwrap_or_else(Map::new),
             seed,
             logdir: config.logdir.clone(),

@@ -340,6 +340,7 @@ impl Callback for Signaled {
             cx.request_save();
         }
         if let Some(signal) = self.0.filter(|_| cx.global_step == STEPS + 7) {
+            wait_for_checkpoint(cx.logdir().expect("a log directory"), STEPS + 4);
             // SAFETY: `kill` takes no pointers; this process is a child that exists for this
             // signal.
             unsafe { libc::kill(std::process::id() as i32, signal) };
@@ -349,6 +350,16 @@ impl Callback for Signaled {
             }
         }
         Ok(())
+    }
+}
+
+/// Waits until the checkpoint of a step, which is written while training goes on, is the latest.
+fn wait_for_checkpoint(dir: &Path, step: u64) {
+    let begun = Instant::now();
+    let latest = || std::fs::read_to_string(dir.join("checkpoints/latest")).unwrap_or_default();
+    while latest().trim() != format!("step-{step:010}") {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no checkpoint of step {step} was written");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{child, device, devices};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tensorpack::ErrorKind;
 use tensorpack::callback::TrainCx;
 use tensorpack::dataflow::{DataFlow, FromFn};
@@ -228,6 +228,13 @@ impl Callback for Signaled {
             cx.request_save();
         }
         if let Some(signal) = self.0.filter(|_| cx.global_step == STEPS + 7) {
+            // It is written while training goes on.
+            let latest = cx.logdir().expect("a log directory").join("checkpoints/latest");
+            let begun = Instant::now();
+            while std::fs::read_to_string(&latest).unwrap_or_default().trim() != "step-0000000014" {
+                assert!(begun.elapsed() < Duration::from_secs(60), "no checkpoint was written");
+                std::thread::sleep(Duration::from_millis(1));
+            }
             // SAFETY: `kill` takes no pointers; this process is a child that exists for this
             // signal.
             unsafe { libc::kill(std::process::id() as i32, signal) };

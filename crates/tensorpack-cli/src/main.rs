@@ -1,6 +1,6 @@
 //! The command `tensorpack`: installs plugins for the XLA engine and MPI, reports which devices a
-//! machine has, starts programs as several ranks, shows and compares runs, checkpoints and files of
-//! weights, exports models to ONNX, serves models over HTTP, and shows runs on a web page.
+//! machine has, starts programs as several ranks, shows, compares and repeats runs, shows checkpoints
+//! and files of weights, exports models to ONNX, serves models over HTTP, and shows runs on a web page.
 
 mod checkpoint;
 #[cfg(feature = "dashboard")]
@@ -13,6 +13,7 @@ mod nvidia;
 mod packages;
 #[cfg(feature = "plot")]
 mod plot;
+mod rerun;
 mod run_dir;
 mod runs;
 #[cfg(feature = "serve")]
@@ -30,6 +31,7 @@ use launch::LaunchArgs;
 use packages::Package;
 #[cfg(feature = "plot")]
 use plot::PlotArgs;
+use rerun::{ReplayArgs, VerifyArgs};
 use runs::RunsCommand;
 use std::io::{self, ErrorKind, Write, stdout};
 use std::process::ExitCode;
@@ -37,8 +39,8 @@ use tensorpack::Result;
 use weights::WeightsCommand;
 
 /// Installs plugins for the XLA engine and MPI, reports which devices a machine has, starts
-/// programs as several ranks, shows and compares runs, checkpoints and files of weights, exports
-/// models to ONNX, serves models over HTTP, and shows runs on a web page.
+/// programs as several ranks, shows, compares and repeats runs, shows checkpoints and files of
+/// weights, exports models to ONNX, serves models over HTTP, and shows runs on a web page.
 #[derive(Parser)]
 #[command(name = "tensorpack", version)]
 struct Cli {
@@ -64,6 +66,11 @@ enum Command {
     /// List, show, extract, compare, average and verify checkpoints.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Train a part of a run again and compare the bits with its checkpoints. The exit status is 1 if
+    /// they differ.
+    Verify(VerifyArgs),
+    /// Run one step of a run again and write all its tensors to a file.
+    Replay(ReplayArgs),
     /// Show, compare and convert files of weights: safetensors, npz, PyTorch.
     #[command(subcommand)]
     Weights(WeightsCommand),
@@ -108,6 +115,8 @@ fn main() -> Result<ExitCode> {
         #[cfg(feature = "plot")]
         Some(Command::Plot(args)) => printed(stdout().write_all(args.run()?.as_bytes())),
         Some(Command::Checkpoint(command)) => return report(|out| command.run(out)),
+        Some(Command::Verify(args)) => return report(|out| args.run(out)),
+        Some(Command::Replay(args)) => return report(|out| args.run(out).map(|()| true)),
         Some(Command::Weights(command)) => return report(|out| command.run(out)),
         Some(Command::Export(args)) => printed(stdout().write_all(args.run()?.as_bytes())),
         #[cfg(feature = "serve")]

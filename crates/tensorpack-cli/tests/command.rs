@@ -1,6 +1,7 @@
 //! The command `tensorpack`: plugins with a fake pip, launchers, exports, the server.
 #![cfg(unix)]
 
+mod reruns;
 mod runs;
 #[cfg(feature = "serve")]
 mod serve;

@@ -430,6 +430,10 @@ impl Executor for Engine {
         self.variables.take()?.read(index)
     }
 
+    fn read_into(&self, index: usize, into: &mut HostTensor) -> Result<()> {
+        self.variables.take()?.read_into(index, into)
+    }
+
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
         self.variables.take()?.write(index, value)
     }

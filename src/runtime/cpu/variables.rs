@@ -129,14 +129,32 @@ impl Variables {
             return Err(Error::argument(format!("there is no variable with index {index}")));
         };
         let mut value = HostTensor::zeros(*dtype, sizes.as_slice())?;
-        let place = self.places[index];
-        let bytes = value.len() * dtype.size();
+        value.copy_from_bytes(self.stored(index))?;
+        Ok(value)
+    }
+
+    /// Overwrites `into` with the value of a variable as it is stored, in place if it has its type
+    /// and sizes.
+    pub(super) fn read_into(&self, index: usize, into: &mut HostTensor) -> Result<()> {
+        match self.types.get(index) {
+            Some((dtype, sizes)) if (into.dtype(), into.sizes()) == (*dtype, &sizes[..]) => {
+                into.copy_from_bytes(self.stored(index))
+            }
+            _ => {
+                *into = self.read(index)?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the bytes of a variable.
+    fn stored(&self, index: usize) -> &[u8] {
+        let (place, (dtype, sizes)) = (self.places[index], &self.types[index]);
+        let bytes = sizes.iter().product::<usize>() * dtype.size();
         // SAFETY: `Variables::new` allocated the slab with room for this variable at its offset.
         // Kernels write it only in a turn, while their engine holds `Taken`, as the caller of this
         // does now.
-        let there = unsafe { std::slice::from_raw_parts(self.slab(place.slab).add(place.offset), bytes) };
-        value.copy_from_bytes(there)?;
-        Ok(value)
+        unsafe { std::slice::from_raw_parts(self.slab(place.slab).add(place.offset), bytes) }
     }
 
     /// Overwrites a variable with a value of its own type and sizes. Of a variable that is divided,

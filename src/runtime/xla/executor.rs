@@ -142,6 +142,10 @@ impl Executor for XlaExecutor {
         Ok(Box::new(variables.save(index, &self.target)))
     }
 
+    fn saves_on_device(&self) -> bool {
+        true
+    }
+
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
         let _turn = self.access.turn()?;
         let mut variables = lock(&self.variables);

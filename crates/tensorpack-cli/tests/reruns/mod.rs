@@ -1,0 +1,252 @@
+//! `tensorpack verify` and `tensorpack replay`, on runs of real processes: this test binary is the
+//! program that is started again.
+
+use crate::{error, out, tensorpack};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+use tensorpack::dataflow::{DataFlow, Flow, FromIter, FromList};
+use tensorpack::io::{Checkpoint, CheckpointStore, Keep, RunLock, safetensors};
+use tensorpack::prelude::*;
+use tensorpack::serde_json::{self, Value, json};
+use tensorpack::train::TrainArgs;
+use tensorpack_testing::assert_mentions;
+
+/// What the child trains, and where: `KIND:DIR`. The manifest of the run has it, so the program finds
+/// it again.
+const TASK: &str = "TENSORPACK_TEST_RERUN";
+const STEPS: u64 = 12;
+/// The batch with a divisor of zero, in runs that have one; its step is one more.
+const BAD: usize = 6;
+
+/// Learns with dropout; divides by an input.
+struct Net;
+
+impl ModelDesc for Net {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::f32("x", [None, Some(3)]), TensorSpec::f32("divisor", [])]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let h = Linear::new(5).relu().apply(t, "fc0", &inputs[0]);
+        let h = Dropout::new(0.5).apply(t, "dropout", &h);
+        let ratio = (Linear::new(2).apply(t, "fc1", &h) / &inputs[1]).named("ratio");
+        let cost = (ratio - 1.0).square().mean().named("cost");
+        t.moving_summary(&[&cost]);
+        cost
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Adam::new(1e-2).boxed()
+    }
+}
+
+/// Saves every four steps.
+struct Often;
+
+impl Callback for Often {
+    fn trigger_step(&mut self, cx: &mut tensorpack::callback::TrainCx<'_>) -> Result<()> {
+        if cx.global_step.is_multiple_of(4) {
+            cx.request_save();
+        }
+        Ok(())
+    }
+}
+
+fn batch(i: usize, divisor: f32) -> Vec<HostTensor> {
+    let x: Vec<f32> = (0..12).map(|k| ((12 * i + k) as f32 * 0.37).sin()).collect();
+    vec![HostTensor::new([4, 3], x).unwrap(), HostTensor::scalar(divisor)]
+}
+
+fn data(kind: &str) -> Flow {
+    let batches = |bad: bool| (0..30).map(|i| batch(i, if bad && i == BAD { 0.0 } else { 2.0 })).collect();
+    match kind {
+        "shuffled" => FromList::new(batches(false)).shuffle().into_flow(),
+        "once" => FromIter::once((0..30).map(|i| Ok(batch(i, 2.0)))).into_flow(),
+        _ => FromList::new(batches(true)).into_flow(),
+    }
+}
+
+/// The main function of the program.
+#[test]
+fn child() {
+    let Ok(task) = std::env::var(TASK) else { return };
+    let (kind, dir) = task.split_once(':').unwrap();
+    let config = TrainConfig::new(Net, data(kind))
+        .callback(Often)
+        .session(SessionOptions { threads: Some(1), ..SessionOptions::default() })
+        .steps_per_epoch(STEPS)
+        .max_epoch(2)
+        .keep(Keep::last(99));
+    let args = TrainArgs::parse_options(["--seed", "5", "--fresh", "--logdir", dir]).unwrap();
+    let trained = args.configure(config).unwrap().train();
+    // After a run that is only repeated, the program must not get here.
+    fs::write(Path::new(dir).join("exported"), "weights").unwrap();
+    if let Err(e) = trained {
+        eprintln!("{e}");
+        std::process::exit(1);
+    }
+}
+
+/// Trains in a process of its own.
+fn train(kind: &str) -> (TempDir, PathBuf, Output) {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("run");
+    let mut program = Command::new(std::env::current_exe().unwrap());
+    program.args(["--exact", "reruns::child", "--nocapture", "--test-threads", "1"]);
+    let output = program.env(TASK, format!("{kind}:{}", dir.display())).output().unwrap();
+    (root, dir, output)
+}
+
+/// The contents of all files below a directory.
+fn contents(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => all.extend(contents(&path)),
+            false => drop(all.insert(path.clone(), fs::read(&path).unwrap())),
+        }
+    }
+    all
+}
+
+fn change_manifest(dir: &Path, change: impl Fn(&mut Value)) {
+    let file = dir.join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    manifest["starts"].as_array_mut().unwrap().iter_mut().for_each(change);
+    fs::write(&file, manifest.to_string()).unwrap();
+}
+
+/// Changes one element of a variable in the checkpoint of a step, which is the newest. Its checksums
+/// are right.
+fn flip(dir: &Path, step: u64, variable: &str, element: usize) {
+    let folder = dir.join(format!("checkpoints/step-{step:010}"));
+    let mut checkpoint = Checkpoint::load(&folder).unwrap();
+    let tensor = checkpoint.tensors.iter_mut().find(|(name, _)| name == variable).unwrap();
+    let values = tensor.1.as_mut_slice::<f32>().unwrap();
+    values[element] = f32::from_bits(values[element].to_bits() ^ 1);
+    fs::remove_dir_all(&folder).unwrap();
+    let mut store = CheckpointStore::open(&RunLock::acquire(dir).unwrap()).unwrap().keep(Keep::last(99));
+    assert_eq!(store.save(&checkpoint, &[]).unwrap(), folder);
+}
+
+#[test]
+fn a_stretch_of_a_run_is_computed_again() {
+    let (_root, dir, trained) = train("shuffled");
+    assert!(trained.status.success(), "{trained:?}");
+    let cache = tempfile::tempdir().unwrap();
+    let before = contents(&dir);
+    assert!(before.contains_key(&dir.join("exported")));
+    let run = dir.to_str().unwrap();
+    let verify = |words: &[&str]| tensorpack(&[&["verify", run], words].concat(), cache.path(), None);
+
+    // All checkpoints, over the boundary of an epoch: 4 to 24.
+    let text = out(&verify(&[]));
+    for step in [8, 12, 16, 20, 24] {
+        assert!(text.contains(&format!("step {step}: equal, ")), "{text}");
+    }
+    assert_eq!(text.lines().count(), 5, "{text}");
+    let text = out(&verify(&["--from", "8", "--to", "16", "--json"]));
+    let found: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(found["equal"], true, "{text}");
+    let steps: Vec<Value> =
+        found["checkpoints"].as_array().unwrap().iter().map(|c| c["step"].clone()).collect();
+    assert_eq!(steps, [12, 16]);
+    assert!(contents(&dir) == before, "the run was written to");
+
+    let e = error(&verify(&["--from", "5"]));
+    assert_mentions(&e, &["no checkpoint of step 5", "4, 8, 12, 16, 20, 24", "Keep::last"]);
+    let e = error(&verify(&["--from", "24", "--to", "24"]));
+    assert_mentions(&e, &["no checkpoint to compare after step 24"]);
+
+    // One bit of one weight.
+    flip(&dir, 24, "fc0/W", 7);
+    let output = verify(&["--from", "16"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_mentions(
+        &text,
+        &["step 20: equal", "step 24: fc0/W differs at element [1,2]", "(1 of 15 elements differ)"],
+    );
+    let output = verify(&["--from", "16", "--json"]);
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &found["equal"]), (Some(1), &json!(false)));
+    let last = &found["checkpoints"][1];
+    assert_eq!((&last["variable"], &last["element"]), (&json!("fc0/W"), &json!([1, 2])), "{found}");
+
+    // Another build, and none.
+    change_manifest(&dir, |start| start["executable"]["bytes"] = 1.into());
+    let output = verify(&["--from", "16", "--to", "20"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_mentions(&String::from_utf8_lossy(&output.stderr), &["warning", "built again since the run"]);
+    change_manifest(&dir, |start| start["executable"]["path"] = "/nowhere/program".into());
+    assert_mentions(&error(&verify(&[])), &["/nowhere/program", "missing", "build it again"]);
+    change_manifest(&dir, |start| start["processes"] = 3.into());
+    assert_mentions(&error(&verify(&[])), &["3 processes"]);
+}
+
+#[test]
+fn a_program_that_does_not_take_part_is_an_error() {
+    let (_root, dir, _) = train("shuffled");
+    let cache = tempfile::tempdir().unwrap();
+    change_manifest(&dir, |start| {
+        start["executable"]["path"] = "/bin/true".into();
+    });
+    let e = error(&tensorpack(&["verify", dir.to_str().unwrap()], cache.path(), None));
+    assert_mentions(&e, &["/bin/true", "ended before the last step", "TrainArgs"]);
+}
+
+#[test]
+fn data_that_cannot_be_read_again_is_an_error() {
+    let (_root, dir, trained) = train("once");
+    assert!(trained.status.success(), "{trained:?}");
+    let cache = tempfile::tempdir().unwrap();
+    let e = error(&tensorpack(&["verify", dir.to_str().unwrap()], cache.path(), None));
+    assert_mentions(&e, &["no step can be repeated", "read only once"]);
+}
+
+#[test]
+fn a_step_that_is_not_finite_is_replayed() {
+    let (_root, dir, trained) = train("bad");
+    let text = String::from_utf8_lossy(&trained.stderr);
+    assert_eq!(trained.status.code(), Some(1), "{text}");
+    assert!(text.contains("step 7"), "{text}");
+    let before = contents(&dir);
+    let cache = tempfile::tempdir().unwrap();
+    let file = cache.path().join("step.safetensors");
+    let replay = |step: &str, more: &[&str]| {
+        let words = ["replay", dir.to_str().unwrap(), "--step", step, "--output", file.to_str().unwrap()];
+        tensorpack(&[&words, more].concat(), cache.path(), None)
+    };
+    let tensors = || safetensors::read(&file).unwrap().into_iter().collect::<BTreeMap<_, _>>();
+
+    let text = out(&replay("7", &[]));
+    assert_mentions(&text, &["from the checkpoint of step 4", "ratio is the first that is not finite"]);
+    assert!(text.contains("reruns/mod.rs:"), "{text}");
+    let dumped = tensors();
+    assert_eq!((&dumped["x"], &dumped["divisor"]), (&batch(BAD, 0.0)[0], &HostTensor::scalar(0.0f32)));
+    assert_eq!((dumped["ratio"].dtype(), dumped["ratio"].sizes()), (DType::F32, &[4, 2][..]));
+    assert!(dumped["ratio"].to_f64_vec().iter().any(|v| !v.is_finite()));
+    assert!(dumped["cost"].to_f64_vec()[0].is_nan() || dumped["cost"].to_f64_vec()[0].is_infinite());
+
+    let found: Value = serde_json::from_str(&out(&replay("7", &["--f64", "--json"]))).unwrap();
+    assert_eq!((&found["first_not_finite"], &found["f64"]), (&json!("ratio"), &json!(true)));
+    let exact = tensors();
+    assert_eq!(exact["ratio"].dtype(), DType::F64);
+    // The same step: the same batch, weights and dropout.
+    for name in ["fc0/Relu", "dropout/Dropout/RandomUniform", "dropout/Dropout/Select"] {
+        assert_eq!(dumped[name].sizes(), exact[name].sizes(), "{name}");
+        for (a, b) in dumped[name].to_f64_vec().iter().zip(exact[name].to_f64_vec()) {
+            assert!((a - b).abs() < 1e-5, "{name}: {a} and {b}");
+        }
+    }
+    assert!(contents(&dir) == before, "the run was written to");
+
+    // A good step of the same run, before it.
+    assert_mentions(&out(&replay("6", &[])), &["step 6", "all are finite"]);
+    let e = error(&replay("3", &[]));
+    assert_mentions(&e, &["no checkpoint from before step 3", "the steps 4"]);
+}

@@ -1,0 +1,214 @@
+//! Runs a part of a run again, for `tensorpack verify` and `tensorpack replay`.
+//!
+//! The command puts a copy of a checkpoint into a temporary directory, and starts the program of the
+//! run again with [`VARIABLE`] set to a file that says what to do. The program then trains in that
+//! directory, in the process of the command's choice, and ends when that is done. It writes what it
+//! found to a report, a line of JSON for each finding.
+
+use super::{RunConfig, StepsPerLaunch};
+use crate::callback::{Position, TrainState};
+use crate::graph::Fetch;
+use crate::io::{Checkpoint, failed, safetensors};
+use crate::runtime::Session;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use tensorpack_tensor::{Error, HostTensor, Result};
+
+/// The environment variable that names the file with the task.
+const VARIABLE: &str = "TENSORPACK_RERUN";
+
+/// What a program does instead of training.
+pub(super) struct Rerun {
+    /// The directory to train in, instead of that of the run.
+    directory: PathBuf,
+    report: PathBuf,
+    task: Task,
+}
+
+enum Task {
+    /// Compares the state with these checkpoints, in the order of training.
+    Verify(VecDeque<(PathBuf, Position)>),
+    /// Writes all tensors of a step to a file.
+    Replay { step: u64, in_f64: bool, output: PathBuf },
+}
+
+impl Rerun {
+    /// Returns the task of this process, if it has one.
+    pub(super) fn from_environment() -> Result<Option<Rerun>> {
+        std::env::var_os(VARIABLE).map(|file| Rerun::read(Path::new(&file))).transpose()
+    }
+
+    fn read(file: &Path) -> Result<Rerun> {
+        let text = fs::read_to_string(file).map_err(failed("read", file))?;
+        let task: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+        let bad = |key: &str| {
+            Error::argument(format!("{}, which {VARIABLE} names, has no valid {key}", file.display()))
+        };
+        let path = |key: &str| task[key].as_str().map(PathBuf::from).ok_or_else(|| bad(key));
+        let kind = match task["task"].as_str() {
+            Some("verify") => {
+                let folders = task["checkpoints"].as_array().ok_or_else(|| bad("checkpoints"))?;
+                let folders = folders.iter().filter_map(Value::as_str).map(PathBuf::from);
+                Task::Verify(
+                    folders.map(|folder| Ok((folder.clone(), position(&folder)?))).collect::<Result<_>>()?,
+                )
+            }
+            Some("replay") => Task::Replay {
+                step: task["step"].as_u64().ok_or_else(|| bad("step"))?,
+                in_f64: task["f64"] == true,
+                output: path("output")?,
+            },
+            _ => return Err(bad("task")),
+        };
+        Ok(Rerun { directory: path("directory")?, report: path("report")?, task: kind })
+    }
+
+    /// Makes a run that resumes the copied checkpoint and writes only to the temporary directory.
+    pub(super) fn apply(self, run: &mut RunConfig) {
+        run.logdir = Some(self.directory.clone());
+        run.fresh = false;
+        // Monitors may write elsewhere. The history of statistics, which callbacks read, stays.
+        run.monitors = Some(Vec::new());
+        // Results do not depend on it.
+        run.steps_per_launch = StepsPerLaunch::Exactly(1);
+        run.then_exit = true;
+        run.rerun = Some(self);
+    }
+
+    /// Compares the state of a commit point with the checkpoint that was taken there, if there is one,
+    /// and ends the process after the last one. Call it with no run in flight if [`Rerun::is_due`].
+    pub(super) fn compare(&mut self, state: &TrainState) -> Result<()> {
+        let now = state.position();
+        let Task::Verify(ahead) = &mut self.task else { return Ok(()) };
+        let is_due = ahead.front().is_some_and(|(_, position)| !is_before(&now, position));
+        let Some((folder, position)) = is_due.then(|| ahead.pop_front()).flatten() else { return Ok(()) };
+        let is_last = ahead.is_empty();
+        let found = match position == now {
+            true => differences(&folder, state)?,
+            false => {
+                json!({"skipped": "training has no such moment: a signal or a callback ended a run there"})
+            }
+        };
+        let mut line = json!({"checkpoint": folder.display().to_string(), "step": position.global_step});
+        if let (Some(line), Some(found)) = (line.as_object_mut(), found.as_object()) {
+            line.extend(found.clone());
+        }
+        self.write(&line)?;
+        match is_last || line["equal"] == false {
+            true => self.end(),
+            // Another one may have been taken at the same moment.
+            false => self.compare(state),
+        }
+    }
+
+    /// Returns whether a checkpoint was taken at this commit point, or before it.
+    pub(super) fn is_due(&self, now: &Position) -> bool {
+        match &self.task {
+            Task::Verify(ahead) => ahead.front().is_some_and(|(_, position)| !is_before(now, position)),
+            Task::Replay { .. } => false,
+        }
+    }
+
+    /// Returns whether this step is the one to write.
+    pub(super) fn replays(&self, at: u64) -> bool {
+        matches!(&self.task, Task::Replay { step, .. } if *step == at)
+    }
+
+    /// Writes all tensors of a step, and ends the process. Call it with no run in flight.
+    pub(super) fn replay(
+        &self,
+        session: &Session,
+        what: &Fetch,
+        feeds: &[(&str, &HostTensor)],
+    ) -> Result<()> {
+        let Task::Replay { step, in_f64, output } = &self.task else { return Ok(()) };
+        let dump = session.dump_step(what, feeds, *in_f64)?;
+        safetensors::write(output, &dump.tensors)?;
+        let (name, site) = dump.first_not_finite.unzip();
+        self.write(&json!({
+            "step": step,
+            "tensors": dump.tensors.len(),
+            "first_not_finite": name,
+            "line": site.map(|site| site.to_string()),
+        }))?;
+        self.end()
+    }
+
+    fn write(&self, line: &Value) -> Result<()> {
+        let file = OpenOptions::new().create(true).append(true).open(&self.report);
+        file.and_then(|mut file| writeln!(file, "{line}")).map_err(failed("write", &self.report))
+    }
+
+    /// Ends the process: the program must not go on with a model that is not trained.
+    fn end(&self) -> Result<()> {
+        self.write(&json!({"done": true}))?;
+        log::logger().flush();
+        std::process::exit(0)
+    }
+}
+
+/// Whether training comes to `other` only after `now`.
+fn is_before(now: &Position, other: &Position) -> bool {
+    let order = |p: &Position| (p.global_step, p.epoch_num, p.ended);
+    order(now) < order(other)
+}
+
+/// Reads the position of a checkpoint, without its tensors.
+fn position(folder: &Path) -> Result<Position> {
+    let file = folder.join("state.json");
+    let text = fs::read_to_string(&file).map_err(failed("read", &file))?;
+    let state: Value = serde_json::from_str(&text).unwrap_or(Value::Null);
+    Position::from_json(&state["position"]).map_err(|e| e.within(file.display()))
+}
+
+/// Compares the variables of a checkpoint with those of the session, bit by bit, and the number of the
+/// next draw of random numbers.
+fn differences(folder: &Path, state: &TrainState) -> Result<Value> {
+    let expected = Checkpoint::load(folder)?;
+    for (name, expected) in &expected.tensors {
+        let found = state.session.read_stored(name)?.0;
+        if let Some(difference) = difference(expected, &found) {
+            let mut line = json!({"equal": false, "variable": name});
+            if let (Some(line), Some(difference)) = (line.as_object_mut(), difference.as_object()) {
+                line.extend(difference.clone());
+            }
+            return Ok(line);
+        }
+    }
+    let draws = state.session.run_index()?;
+    if expected.state["run_index"].as_u64().is_some_and(|expected| expected != draws) {
+        return Ok(json!({"equal": false, "variable": "the number of draws of random numbers",
+            "expected": expected.state["run_index"], "found": draws}));
+    }
+    Ok(json!({"equal": true, "variables": expected.tensors.len()}))
+}
+
+/// Returns the first element that differs, its values, and how many differ.
+fn difference(expected: &HostTensor, found: &HostTensor) -> Option<Value> {
+    if (expected.dtype(), expected.sizes()) != (found.dtype(), found.sizes()) {
+        let text = |t: &HostTensor| format!("{}{:?}", t.dtype(), t.sizes());
+        return Some(json!({"expected": text(expected), "found": text(found)}));
+    }
+    let size = expected.dtype().size();
+    let pairs = expected.as_bytes().chunks(size).zip(found.as_bytes().chunks(size));
+    let mut differing = pairs.enumerate().filter(|(_, (a, b))| a != b).map(|(i, _)| i);
+    let first = differing.next()?;
+    let mut index = Vec::new();
+    let mut rest = first;
+    for &n in expected.sizes().iter().rev() {
+        index.insert(0, rest % n);
+        rest /= n;
+    }
+    // JSON has no NaN.
+    let value = |t: &HostTensor| t.to_f64_vec()[first].to_string();
+    Some(json!({
+        "element": index,
+        "expected": value(expected),
+        "found": value(found),
+        "differing": 1 + differing.count(),
+        "elements": expected.len(),
+    }))
+}
