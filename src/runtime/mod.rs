@@ -35,6 +35,8 @@ mod value_errors;
 mod xla;
 
 pub use binding::Request;
+#[cfg(unix)]
+pub(crate) use cpu::tower_positions;
 pub use device::Device;
 pub(crate) use engine::device_mismatch;
 pub use engine::{Engine, engines, register_engine};

@@ -7,6 +7,7 @@ use crate::input::{InputSource, OtherTowers, Start};
 use crate::io::{Checkpoint, check_tag};
 use serde_json::{Map, Value, json};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_timeline as timeline;
 
 /// The part of a checkpoint that lives on the host: everything but the variables. Cheap to capture.
 pub(super) struct HostState {
@@ -83,6 +84,7 @@ pub(super) fn write(
     changed: Vec<(String, HostTensor)>,
     tags: &[&str],
 ) -> Result<()> {
+    let _span = timeline::static_span("checkpoint", "save a checkpoint");
     let group = state.group.clone();
     if state.store.is_none() && group.is_none() {
         return Ok(());
