@@ -16,12 +16,6 @@ pub(crate) struct Event {
     pub(crate) ended: i64,
 }
 
-impl Event {
-    pub(crate) fn seconds(&self) -> f64 {
-        (self.ended - self.begun) as f64 * 1e-9
-    }
-}
-
 /// A timeline.
 #[derive(Debug)]
 pub(crate) struct Trace {
@@ -29,11 +23,6 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Returns the seconds of all spans of this name.
-    pub(crate) fn seconds(&self, name: &str) -> f64 {
-        self.named(name).iter().map(|event| event.seconds()).sum()
-    }
-
     /// Returns the spans of this name.
     pub(crate) fn named(&self, name: &str) -> Vec<&Event> {
         self.events.iter().filter(|event| event.name == name).collect()
