@@ -22,7 +22,7 @@ pub(super) fn write(
     for (name, value) in about {
         write!(out, ",{}:{}", json!(name), json!(value))?;
     }
-    write!(out, "}},\"traceEvents\":[\n")?;
+    writeln!(out, "}},\"traceEvents\":[")?;
     let name = json!({"ph": "M", "pid": process, "tid": 0, "name": "process_name",
         "args": {"name": format!("rank {process}")}});
     write!(out, "{name}")?;

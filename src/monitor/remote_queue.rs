@@ -173,7 +173,7 @@ mod tests {
         let (note, noted) = channel();
         let send = move |message: u32, _: &Patience<'_>| {
             note.send(message).unwrap();
-            if message % 2 == 0 { Ok(()) } else { Err(Error::argument("odd")) }
+            if message.is_multiple_of(2) { Ok(()) } else { Err(Error::argument("odd")) }
         };
         let mut queue = RemoteQueue::start("test", 10, send).unwrap();
         (0..4).for_each(|i| queue.push(i, 5));

@@ -54,7 +54,11 @@ impl CustomKernel for Slow {
             && CALLS.fetch_add(1, Ordering::Relaxed) + 1 == *call
         {
             eprintln!("{WAITING}");
+            let begun = Instant::now();
             while !file.exists() {
+                if begun.elapsed() > LIMIT {
+                    return Err(Error::argument("the file did not come"));
+                }
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
@@ -62,6 +66,8 @@ impl CustomKernel for Slow {
     }
 }
 
+/// After this time a child ends, so that a test that fails does not wait for ever.
+const LIMIT: Duration = Duration::from_secs(100);
 const WAITING: &str = "a kernel waits for a file";
 
 /// [`Line`] with a slow kernel in its last tower.
@@ -247,10 +253,10 @@ fn timelines(dir: &Path) -> Vec<String> {
 #[test]
 fn child_that_gets_requests() {
     let Some(dir) = processes::dir() else { return };
-    struct Until(PathBuf);
+    struct Until(PathBuf, Instant);
     impl Callback for Until {
         fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-            if self.0.exists() {
+            if self.0.exists() || self.1.elapsed() > LIMIT {
                 cx.stop("the test has ended");
             }
             Ok(())
@@ -258,7 +264,7 @@ fn child_that_gets_requests() {
     }
     let model = SlowLine { slow: Slow { milliseconds: 2, waits: Some((40, dir.join("go"))) }, tower: 1 };
     let config = TrainConfig::new(model, line(6))
-        .callback(Until(dir.join("end")))
+        .callback(Until(dir.join("end"), Instant::now()))
         .logdir(&dir)
         .steps_per_epoch(1000)
         .max_epoch(1000);
