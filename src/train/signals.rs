@@ -47,7 +47,9 @@ impl Handlers {
             set_action(signal, &own_action(handle))?;
             self.previous.push((signal, previous));
         }
-        status_report::start()?;
+        if let Err(e) = status_report::start() {
+            log::warn!("SIGUSR2 prints nothing: {e}");
+        }
         for signal in REQUESTS {
             let previous = action_of(signal)?;
             if previous.sa_sigaction == libc::SIG_DFL {

@@ -548,11 +548,14 @@ mod tests {
         let mut team = Team::among(3, usize::MAX, "spanned");
         // A barrier makes every member take part.
         let all = std::sync::Barrier::new(3);
+        let meet = |_| {
+            all.wait();
+        };
         {
             let _kernel = timeline::static_span("kernel", "a kernel of this test");
-            team.run_on_every_member(&|_| drop(all.wait()));
+            team.run_on_every_member(&meet);
         }
-        team.run_on_every_member(&|_| drop(all.wait()));
+        team.run_on_every_member(&meet);
         let timeline = recording.finish();
         let count = |thread: &str| {
             let of_thread = timeline.threads.iter().filter(|t| t.name == thread);
