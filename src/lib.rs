@@ -68,6 +68,8 @@ mod documentation {
     struct Layers;
     #[doc = include_str!("../docs/callbacks.md")]
     struct Callbacks;
+    #[doc = include_str!("../docs/timeline.md")]
+    struct Timeline;
     #[doc = include_str!("../docs/training.md")]
     struct Training;
     #[doc = include_str!("../docs/distributed.md")]

@@ -1,10 +1,12 @@
 //! The list of callbacks. Each hook is called on all of them in order.
 
 use super::chief_callback::ChiefCallback;
+use super::place::{Doing, Place};
 use super::{Callback, CollectCx, GraphCx, ProgressBar, RunCx, Statistic, TrainCx, When};
 use crate::graph::nearest_names;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, Result};
 
@@ -12,14 +14,16 @@ use tensorpack_tensor::{Error, Result};
 #[derive(Default)]
 pub(crate) struct Callbacks {
     list: Vec<Box<dyn Callback>>,
+    /// The name of each, so that no step asks for it.
+    names: Vec<Arc<str>>,
+    place: Arc<Place>,
 }
 
 /// Defines methods that call one hook of every callback and add the callback's name to errors.
 macro_rules! hooks {
-    ($($(#[$doc:meta])* $hook:ident($cx:ty);)*) => {$(
-        $(#[$doc])*
+    ($($hook:ident($cx:ty), $doing:ident;)*) => {$(
         pub(crate) fn $hook(&mut self, cx: &mut $cx) -> Result<()> {
-            self.list.iter_mut().try_for_each(|c| c.$hook(cx).map_err(|e| e.within(c.name())))
+            self.each(Doing::$doing, |c| c.$hook(cx).map_err(|e| e.within(c.name())))
         }
     )*};
 }
@@ -28,6 +32,27 @@ impl Callbacks {
     /// Removes the callbacks that only rank 0 runs.
     pub(crate) fn remove_chief_only(&mut self) {
         self.list.retain(|callback| !callback.chief_only());
+        self.names = self.list.iter().map(|callback| callback.name().into()).collect();
+    }
+
+    /// Returns where the training loop is, which hooks set.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Includes the place in reports.
+    pub(crate) fn publish_place(&self) {
+        self.place.publish(self.names.clone());
+    }
+
+    /// Calls a hook of every callback, until one fails.
+    fn each(&mut self, hook: Doing, mut call: impl FnMut(&mut dyn Callback) -> Result<()>) -> Result<()> {
+        for (i, callback) in self.list.iter_mut().enumerate() {
+            let _span = self.place.hook(hook, i, &self.names[i]);
+            call(&mut **callback)?;
+        }
+        self.place.set(Doing::Other);
+        Ok(())
     }
 
     /// Lets the requests of callbacks that only rank 0 runs wait until the end of the epoch, where all
@@ -43,43 +68,45 @@ impl Callbacks {
     /// Adds a callback at the end. Of several progress bars only the first is kept, since they
     /// would draw over each other: the user's own one replaces the default, which comes later.
     pub(crate) fn push(&mut self, callback: Box<dyn Callback>) {
-        let is_bar = |c: &dyn Callback| c.name() == ProgressBar::NAME;
-        if !is_bar(&*callback) || !self.list.iter().any(|c| is_bar(&**c)) {
+        let name: Arc<str> = callback.name().into();
+        if *name != *ProgressBar::NAME || !self.names.contains(&name) {
+            self.names.push(name);
             self.list.push(callback);
         }
     }
 
     hooks! {
-        setup_graph(GraphCx<'_>);
-        before_train(TrainCx<'_>);
-        before_epoch(TrainCx<'_>);
-        trigger_step(TrainCx<'_>);
-        after_epoch(TrainCx<'_>);
+        setup_graph(GraphCx<'_>), SetupGraph;
+        before_train(TrainCx<'_>), BeforeTrain;
+        before_epoch(TrainCx<'_>), BeforeEpoch;
+        trigger_step(TrainCx<'_>), TriggerStep;
+        after_epoch(TrainCx<'_>), AfterEpoch;
     }
 
     /// Does not add the callback's name to errors: this is called at every step, and names cost
     /// time.
     pub(crate) fn before_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
-        self.list.iter_mut().try_for_each(|c| c.before_run(cx))
+        self.each(Doing::BeforeRun, |c| c.before_run(cx))
     }
 
     pub(crate) fn after_run(&mut self, cx: &mut RunCx<'_>) -> Result<()> {
-        self.list.iter_mut().try_for_each(|c| c.after_run(cx))
+        self.each(Doing::AfterRun, |c| c.after_run(cx))
     }
 
     pub(crate) fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
-        self.list.iter_mut().try_for_each(|c| c.collect(values))
+        self.each(Doing::Collect, |c| c.collect(values))
     }
 
     /// Calls `trigger_epoch` and logs slow callbacks.
     pub(crate) fn trigger_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         const LONG: Duration = Duration::from_secs(2);
         let mut times = Vec::new();
-        for c in &mut self.list {
+        self.each(Doing::TriggerEpoch, |c| {
             let begun = Instant::now();
             c.trigger_epoch(cx).map_err(|e| e.within(c.name()))?;
             times.push((c.name(), begun.elapsed()));
-        }
+            Ok(())
+        })?;
         let total: Duration = times.iter().map(|(_, t)| *t).sum();
         if total >= LONG {
             let slow = times.iter().filter(|(_, t)| *t > total.mul_f64(0.3) && *t > LONG / 2);
@@ -92,14 +119,17 @@ impl Callbacks {
     /// Calls `after_train` on all callbacks even if some fail. Returns the first error.
     pub(crate) fn after_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         let mut first = Ok(());
-        for c in &mut self.list {
+        let all = self.each(Doing::AfterTrain, |c| {
             if let Err(e) = c.after_train(cx) {
                 let e = e.within(c.name());
                 log::error!("{e}");
-                first = first.and(Err(e));
+                if first.is_ok() {
+                    first = Err(e);
+                }
             }
-        }
-        first
+            Ok(())
+        });
+        all.and(first)
     }
 
     /// Returns the criteria by which callbacks stop training.

@@ -1,54 +1,126 @@
-//! Profiles the kernels of a step.
+//! Records timelines of steps.
 
-use super::{Callback, GraphCx, TrainCx};
+use super::{Callback, GraphCx, TrainCx, chrome_trace};
 use crate::io::failed;
-use crate::runtime::KernelTime;
-use serde_json::{Value, json};
-use tensorpack_tensor::{Error, Result};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tensorpack_tensor::{Error, Result, Site};
+use tensorpack_timeline::Recording;
 
-/// Writes the kernel times at every trigger to `chrome-trace-STEP.json` in the log directory. Open
-/// the file in `chrome://tracing` or Perfetto.
+/// The number of steps that a signal or a trigger records.
+const STEPS: u64 = 10;
+
+/// Whether a signal asked for a recording.
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// Asks the profiler of this process to record the next steps. Signal handlers may call it.
+#[cfg(unix)]
+pub(crate) fn request_recording() {
+    REQUESTED.store(true, Ordering::Relaxed);
+}
+
+/// Writes timelines of steps to `timeline-FIRST-LAST.json` in the log directory, in Chrome's trace
+/// format. Open them at `ui.perfetto.dev` or in `chrome://tracing`.
 ///
-/// Each kernel's duration is the mean of its runs so far. Kernels are laid out one after the other
-/// in program order: the trace shows how long each takes, not when it ran. Requires
-/// [`SessionOptions::profile`](crate::runtime::SessionOptions::profile).
-#[derive(Clone, Copy, Debug, Default)]
+/// A timeline has a row for each thread: the training loop with its input, computation, callbacks
+/// and checkpoints; each thread of a CPU team with its kernels; the threads that read data. On XLA
+/// it has the host's part of each launch. If a range ends with an epoch, it includes what follows
+/// the epoch's last step.
+///
+/// It records the steps given to [`Profiler::steps`], the next 10 steps when the process receives
+/// `SIGUSR1`, and the next 10 when it is triggered by a
+/// [`PeriodicTrigger`](super::PeriodicTrigger). The default callbacks include one, so that the
+/// signal always works. It never changes what is trained.
+#[derive(Debug)]
 #[doc(alias = "GraphProfiler")]
-pub struct Profiler {}
+pub struct Profiler {
+    chosen: Option<RangeInclusive<u64>>,
+    /// Where `steps` was called.
+    site: Option<Site>,
+    /// The number of steps to record on request.
+    next: u64,
+    /// The recording that runs, with its steps.
+    recording: Option<(Recording, RangeInclusive<u64>)>,
+    /// Whether the next steps are to be recorded.
+    triggered: bool,
+}
 
-impl Profiler {
-    /// Creates the callback.
-    pub fn new() -> Profiler {
-        Profiler::default()
+impl Default for Profiler {
+    fn default() -> Profiler {
+        Profiler { chosen: None, site: None, next: STEPS, recording: None, triggered: false }
     }
 }
 
-/// Returns the trace in Chrome's format, with times in microseconds.
-fn trace(kernels: &[KernelTime]) -> Value {
-    let mut begin = 0.0;
-    let ran = kernels.iter().filter(|k| k.runs > 0);
-    let events: Vec<Value> = ran
-        .map(|k| {
-            let (mean, best) = (k.seconds / k.runs as f64 * 1e6, k.best_seconds * 1e6);
-            let about = json!({
-                "runs": k.runs,
-                "best (us)": best,
-                "GFLOP/s": k.flops / mean / 1e3,
-                "GB/s": k.bytes / mean / 1e3,
-            });
-            let event = json!({
-                "name": k.name, "cat": "kernel", "ph": "X", "pid": 0, "tid": 0,
-                "ts": begin, "dur": mean, "args": about,
-            });
-            begin += mean;
-            event
-        })
-        .collect();
-    json!({
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {"layout": "kernels one after the other, each as long as its mean run"},
-    })
+impl Profiler {
+    /// Creates a profiler that records when it is asked to.
+    pub fn new() -> Profiler {
+        Profiler::default()
+    }
+
+    /// Creates a profiler that records these steps, counted from 1 as `global_step` does.
+    #[track_caller]
+    pub fn steps(steps: RangeInclusive<u64>) -> Profiler {
+        Profiler { chosen: Some(steps), site: Some(Site::caller()), ..Profiler::default() }
+    }
+
+    /// Sets the number of steps that a signal or a trigger records. Defaults to 10.
+    #[must_use]
+    pub fn on_request(self, steps: u64) -> Profiler {
+        Profiler { next: steps.max(1), ..self }
+    }
+
+    /// Starts to record if the next step is to be.
+    fn start(&mut self, cx: &TrainCx<'_>) {
+        let (done, next) = (cx.global_step, cx.global_step + 1);
+        let requested = REQUESTED.load(Ordering::Relaxed) && REQUESTED.swap(false, Ordering::Relaxed);
+        if self.recording.is_some() {
+            return;
+        }
+        if requested && cx.logdir().is_none() {
+            log::warn!("no timeline is recorded: the run has no log directory to write it to");
+            return;
+        }
+        let steps = match &self.chosen {
+            Some(chosen) if chosen.contains(&next) => next..=*chosen.end(),
+            _ if requested || std::mem::take(&mut self.triggered) => next..=done + self.next,
+            _ => return,
+        };
+        log::info!("recording a timeline of steps {next} to {}", steps.end());
+        self.recording = Some((Recording::start(), steps));
+    }
+
+    /// Ends the recording and writes it.
+    fn finish(&mut self, cx: &TrainCx<'_>) -> Result<()> {
+        let Some((recording, steps)) = self.recording.take() else { return Ok(()) };
+        let timeline = recording.finish();
+        let Some(dir) = cx.logdir() else { return Ok(()) };
+        let last = cx.global_step.min(*steps.end());
+        if last < *steps.start() {
+            return Ok(());
+        }
+        let path = dir.join(format!("timeline-{}-{last}.json", steps.start()));
+        let about = BTreeMap::from([
+            ("steps", format!("{} to {last}", steps.start())),
+            ("device", cx.session().options().device.to_string()),
+        ]);
+        let write = |path: &Path| {
+            let mut file = BufWriter::new(File::create(path)?);
+            chrome_trace::write(&timeline, 0, &about, &mut file)?;
+            file.flush()
+        };
+        write(&path).map_err(failed("write", &path))?;
+        log::info!("wrote {}: open it at https://ui.perfetto.dev or in chrome://tracing", path.display());
+        Ok(())
+    }
+
+    /// Returns whether the recording has all of its steps.
+    fn is_complete(&self, done: u64) -> bool {
+        self.recording.as_ref().is_some_and(|(_, steps)| done >= *steps.end())
+    }
 }
 
 impl Callback for Profiler {
@@ -57,41 +129,45 @@ impl Callback for Profiler {
     }
 
     fn setup_graph(&mut self, g: &mut GraphCx<'_>) -> Result<()> {
+        let Some(chosen) = &self.chosen else { return Ok(()) };
+        if chosen.is_empty() || *chosen.start() == 0 {
+            let why = format!("{chosen:?} are no steps: the first step is 1");
+            let e = Error::argument(why).note("for example Profiler::steps(100..=109)");
+            return Err(self.site.iter().fold(e, |e, site| e.at(*site)));
+        }
         g.need_logdir("Profiler").map(|_| ())
     }
 
-    fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        let kernels = cx.session().profile()?;
-        if kernels.iter().all(|k| k.runs == 0) {
-            return Err(Error::argument("the session has no kernel times")
-                .note("create it with SessionOptions { profile: true, ..Default::default() }"));
+    fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if self.is_complete(cx.global_step) {
+            self.finish(cx)?;
         }
-        let Some(dir) = cx.logdir() else { return Ok(()) };
-        let path = dir.join(format!("chrome-trace-{}.json", cx.global_step));
-        std::fs::write(&path, trace(&kernels).to_string()).map_err(failed("write", &path))
+        self.start(cx);
+        Ok(())
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        // What follows the last step of an epoch belongs to it.
+        if cx.last_of_epoch() {
+            return Ok(());
+        }
+        if self.is_complete(cx.global_step) {
+            self.finish(cx)?;
+        }
+        self.start(cx);
+        Ok(())
+    }
 
-    #[test]
-    fn kernels_are_laid_out_in_sequence() {
-        let kernel = |name: &str, runs, seconds| KernelTime {
-            name: name.into(),
-            runs,
-            seconds,
-            best_seconds: 1e-6,
-            flops: 4000.0,
-            bytes: 8000.0,
-        };
-        let all = [kernel("a", 2, 8e-6), kernel("never", 0, 0.0), kernel("b", 1, 2e-6)];
-        let file = trace(&all);
-        let events = file["traceEvents"].as_array().unwrap();
-        let times = |e: &Value| [&e["ts"], &e["dur"]].map(|v| v.as_f64().unwrap().round());
-        assert_eq!(events.iter().map(times).collect::<Vec<_>>(), [[0.0, 4.0], [4.0, 2.0]]);
-        assert_eq!(events[1]["name"], "b");
-        assert!((events[0]["args"]["GFLOP/s"].as_f64().unwrap() - 1.0).abs() < 1e-9);
+    fn trigger_epoch(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn trigger(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+        self.triggered = true;
+        Ok(())
+    }
+
+    fn after_train(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        self.finish(cx)
     }
 }

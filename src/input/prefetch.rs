@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tensorpack_dataflow::{DataFlow, Flow, Reader, Sample, Seed, State};
 use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_timeline as timeline;
 
 /// The time to wait for a sample before the wait fails.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -138,7 +139,11 @@ impl Prefetcher {
             let mut opened: Option<Epochs> = None;
             // The next sample is expected to be as large as the last one.
             let mut bytes = 0;
-            while filled.wait_for_room(bytes, ahead.bytes) && (!on_demand || requested.recv().is_ok()) {
+            while {
+                let _waiting = timeline::static_span("input", "wait for room in the queue");
+                filled.wait_for_room(bytes, ahead.bytes) && (!on_demand || requested.recv().is_ok())
+            } {
+                let reading = timeline::static_span("input", "read a batch");
                 // A user function may panic; report that like any other error.
                 let read = catch_unwind(AssertUnwindSafe(|| {
                     let epochs = match &mut opened {
@@ -158,6 +163,8 @@ impl Prefetcher {
                 let last = sample.is_err();
                 bytes = sample_bytes(&sample);
                 filled.add(bytes);
+                drop(reading);
+                let _waiting = timeline::static_span("input", "wait for room in the queue");
                 if send.send(sample).is_err() || last {
                     return;
                 }
@@ -191,6 +198,7 @@ impl Prefetcher {
             // Ignore the error: a thread that ended has queued its error as the last message.
             let _ = requests.try_send(());
         }
+        let _waiting = timeline::static_span("input", "wait for a batch");
         let start = Instant::now();
         loop {
             match self.samples.recv_timeout(POLL_INTERVAL) {

@@ -97,6 +97,7 @@ impl Drop for CheckpointWriter {
 }
 
 fn write(mut store: CheckpointStore, captured: CapturedCheckpoint, tags: &[String]) -> Written {
+    let _span = tensorpack_timeline::static_span("checkpoint", "write a checkpoint");
     let checkpoint = match captured.into_host() {
         Ok(checkpoint) => checkpoint,
         Err(e) => return Written { store, tensors: Vec::new(), saved: Err(e) },

@@ -14,6 +14,10 @@ mod csv_writer;
 mod event_file;
 mod event_writer;
 mod scalar_printer;
+#[cfg(feature = "mlflow")]
+mod remote_queue;
+#[cfg(feature = "mlflow")]
+mod mlflow;
 
 pub use csv_writer::CsvWriter;
 pub use event_writer::EventWriter;
@@ -21,6 +25,8 @@ pub use histogram::Histogram;
 pub use image::Image;
 pub use json_writer::JsonWriter;
 pub(crate) use lines_file::move_aside;
-pub use monitor::{Class, CurvePoints, Moment, Monitor, Start};
+#[cfg(feature = "mlflow")]
+pub use mlflow::Mlflow;
+pub use monitor::{Class, CurvePoints, Moment, Monitor, RunEnd, Start};
 pub use monitors::Monitors;
 pub use scalar_printer::ScalarPrinter;

@@ -50,6 +50,17 @@ impl<'a> CurvePoints<'a> {
     }
 }
 
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnd {
+    /// It trained as long as it should, or a callback stopped it.
+    Finished,
+    /// A signal ended it. It may be resumed.
+    Interrupted,
+    /// An error ended it.
+    Failed,
+}
+
 /// The arguments of [`Monitor::start`].
 #[derive(Clone, Copy, Debug)]
 pub struct Start<'a> {
@@ -103,6 +114,12 @@ pub trait Monitor: Send {
         Ok(())
     }
 
+    /// Receives what `manifest.json` says about this start of the run: options, settings, versions,
+    /// the host. It is called once, before training.
+    fn manifest(&mut self, _manifest: &Value) -> Result<()> {
+        Ok(())
+    }
+
     /// Called after a step that has statistics, except the last step of an epoch, whose statistics
     /// belong to [`Monitor::end_epoch`].
     fn end_step(&mut self, _at: Moment) -> Result<()> {
@@ -124,6 +141,9 @@ pub trait Monitor: Send {
     fn state(&self) -> Value {
         Value::Null
     }
+
+    /// Called right before [`Monitor::finish`].
+    fn set_end(&mut self, _end: RunEnd) {}
 
     /// Called after training, even if it failed.
     fn finish(&mut self) -> Result<()> {

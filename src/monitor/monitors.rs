@@ -1,7 +1,7 @@
 //! All monitors of a run, and the history of scalars.
 
 use super::number::{from_json, to_json};
-use super::{Class, CurvePoints, Histogram, Image, Moment, Monitor, Start};
+use super::{Class, CurvePoints, Histogram, Image, Moment, Monitor, RunEnd, Start};
 use crate::graph::Frozen;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -135,6 +135,11 @@ impl Monitors {
         self.each("write the graph", |m| m.graph(graph));
     }
 
+    /// Reports what the manifest says about this start.
+    pub(crate) fn put_manifest(&mut self, manifest: &Value) {
+        self.each("write the manifest", |m| m.manifest(manifest));
+    }
+
     /// Ends a step that is not the last of its epoch.
     pub fn end_step(&mut self) {
         if std::mem::take(&mut self.put) {
@@ -153,6 +158,14 @@ impl Monitors {
     /// Makes all statistics durable before a checkpoint is written.
     pub fn sync(&mut self) {
         self.each("sync its files", |m| m.sync());
+    }
+
+    /// Says how the run ended, before [`Monitors::finish`].
+    pub(crate) fn set_end(&mut self, end: RunEnd) {
+        self.each("end", |m| {
+            m.set_end(end);
+            Ok(())
+        });
     }
 
     /// Ends the run.

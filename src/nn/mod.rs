@@ -59,4 +59,5 @@ pub use multi_head_attention::MultiHeadAttention;
 pub use p_relu::PRelu;
 pub use regularize::{l1_regularizer, l2_regularizer, regularize_cost};
 pub use summary::{LayerSummary, ModelSummary, summary};
+pub(crate) use summary::{memory_text, parameter_count, variable_bytes};
 pub use trainables::describe_trainables;

@@ -70,13 +70,36 @@ pub fn summary(graph: &Frozen, feeds: &[(&str, &[usize])]) -> Result<ModelSummar
     if outside.forward + outside.backward > 0 || outside.parameters > 0 {
         layers.push(outside);
     }
-    let variable_bytes = graph.variables().iter().map(|v| v.sizes.iter().product::<usize>() * v.dtype.size());
     Ok(ModelSummary {
         layers,
-        variable_bytes: variable_bytes.sum(),
+        variable_bytes: variable_bytes(graph),
         planned_bytes: None,
         checkpoint_bytes: 0,
     })
+}
+
+/// Returns the size of all variables in bytes.
+pub(crate) fn variable_bytes(graph: &Frozen) -> usize {
+    graph.variables().iter().map(|v| v.sizes.iter().product::<usize>() * v.dtype.size()).sum()
+}
+
+/// Returns the number of elements of all trainable variables.
+pub(crate) fn parameter_count(graph: &Frozen) -> usize {
+    let variables = graph.collection(TRAINABLE_VARIABLES).variables;
+    variables.iter().map(|id| graph.variables()[id.0 as usize].sizes.iter().product::<usize>()).sum()
+}
+
+/// Describes the memory of variables, of their copy for checkpoints and, if it is planned, of a step.
+pub(crate) fn memory_text(variables: usize, copy: usize, planned: Option<usize>) -> String {
+    let mut text = format!("variables {}", bytes(variables));
+    if copy > 0 {
+        text += &format!(", their copy for checkpoints {}", bytes(copy));
+    }
+    if let Some(planned) = planned {
+        let peak = planned + variables + copy;
+        text += &format!(", values of a step {}, planned peak {}", bytes(planned), bytes(peak));
+    }
+    text
 }
 
 /// The name of the row of what is in no layer.
@@ -160,19 +183,7 @@ impl fmt::Display for ModelSummary {
                 "{name:a$}  {output:b$}  {parameters:>c$}  {forward:>d$}  {backward:>e$}  {activation:>g$}"
             )?;
         }
-        write!(f, "variables {}", bytes(self.variable_bytes))?;
-        if self.checkpoint_bytes > 0 {
-            write!(f, ", their copy for checkpoints {}", bytes(self.checkpoint_bytes))?;
-        }
-        match self.planned_bytes {
-            Some(planned) => write!(
-                f,
-                ", values of a step {}, planned peak {}",
-                bytes(planned),
-                bytes(planned + self.variable_bytes + self.checkpoint_bytes)
-            ),
-            None => Ok(()),
-        }
+        f.write_str(&memory_text(self.variable_bytes, self.checkpoint_bytes, self.planned_bytes))
     }
 }
 

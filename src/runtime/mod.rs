@@ -38,6 +38,8 @@ mod xla;
 
 pub use binding::Request;
 pub(crate) use captured_value::CapturedValue;
+#[cfg(unix)]
+pub(crate) use cpu::tower_positions;
 pub use device::Device;
 pub(crate) use engine::device_mismatch;
 pub use engine::{Engine, engines, register_engine};

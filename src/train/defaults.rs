@@ -1,14 +1,14 @@
 //! The default callbacks and monitors.
 
 use crate::callback::{
-    Callback, HyperParamSummary, MergeAllSummaries, MovingAverageSummary, ProgressBar, RunUpdateOps,
-    StepCurves,
+    Callback, HyperParamSummary, MergeAllSummaries, MovingAverageSummary, Profiler, ProgressBar,
+    RunUpdateOps, StepCurves,
 };
 use crate::monitor::{EventWriter, JsonWriter, Monitor, ScalarPrinter};
 use std::path::Path;
 
 /// Returns the default callbacks: moving averages, curves over steps, a progress bar, summaries,
-/// update operations, hyper-parameters.
+/// update operations, hyper-parameters, and a profiler that records a timeline on `SIGUSR1`.
 #[doc(alias = "DEFAULT_CALLBACKS")]
 pub fn default_callbacks() -> Vec<Box<dyn Callback>> {
     vec![
@@ -18,6 +18,7 @@ pub fn default_callbacks() -> Vec<Box<dyn Callback>> {
         Box::new(MergeAllSummaries::default()),
         Box::new(RunUpdateOps::default()),
         Box::new(HyperParamSummary::new()),
+        Box::new(Profiler::new()),
     ]
 }
 

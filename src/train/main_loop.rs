@@ -1,19 +1,21 @@
 //! The only loop over epochs and steps.
 
-use super::batch_summary::BatchSummary;
+use super::batch_summary::{BatchSummary, Description};
 use super::ranks::Ranks;
 use super::rerun::Rerun;
 use super::resume::{self, HostState};
 use super::step::{Iteration, NanPolicy, StepCx, Times};
 use super::step_plan::StepPlan;
-use crate::callback::{Callbacks, TrainCx, TrainState};
+use crate::callback::{Callbacks, Doing, TrainCx, TrainState};
 use crate::graph::{Fetch, GLOBAL_STEP};
 use crate::input::InputSource;
 use crate::io::CheckpointWriter;
+use crate::monitor::RunEnd;
 use crate::optim::{LOSS_SCALE, SKIPPED_STEPS};
 use crate::terminal::Activity;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_timeline::{self as timeline, Label, Name};
 
 /// How training ended, if not by an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +51,8 @@ pub(super) struct MainLoop<'a> {
     pub(super) ranks: Option<Ranks>,
     /// Logged with the first batch.
     pub(super) summary: Option<BatchSummary>,
-    /// Whether a table of the model is logged with the first batch.
-    pub(super) describes_model: bool,
+    /// What is logged about the model with the first batch.
+    pub(super) description: Description,
     /// Applies gradients that are accumulated but not yet used, at the end of training.
     pub(super) flush: Option<Fetch>,
     /// Whether the graph has a variable that holds the number of the step.
@@ -63,6 +65,7 @@ pub(super) struct MainLoop<'a> {
 
 impl MainLoop<'_> {
     pub(super) fn run(&mut self) -> Result<Ended> {
+        self.callbacks.publish_place();
         let ended = self.epochs();
         // Before the callbacks: they may use the last checkpoint.
         let ended = self.join_writer(ended);
@@ -82,6 +85,11 @@ impl MainLoop<'_> {
             }
         };
         let saved = self.join_writer(saved);
+        self.state.monitors.set_end(match (&ended, &after, &saved) {
+            (Ok(Ended::Interrupted(_)), ..) => RunEnd::Interrupted,
+            (Ok(_), Ok(()), Ok(())) => RunEnd::Finished,
+            _ => RunEnd::Failed,
+        });
         self.state.monitors.finish();
         if let Some(input) = &mut self.input {
             input.stop();
@@ -248,6 +256,10 @@ impl MainLoop<'_> {
 
     fn step(&mut self, times: &mut Times) -> Result<StepOutcome> {
         self.state.set_moment(self.state.progress.global_step + 1);
+        let number = self.state.progress.global_step + 1;
+        self.callbacks.place().set_step(number);
+        let name = || Name::Shared(format!("step {number}").into());
+        let span = timeline::span(|| Label { category: "step", name: name() });
         let mut cx = StepCx {
             state: self.state,
             callbacks: self.callbacks,
@@ -256,7 +268,7 @@ impl MainLoop<'_> {
             times,
             nan_policy: self.nan_policy,
             summary: &mut self.summary,
-            describes_model: &mut self.describes_model,
+            description: &mut self.description,
             runs: 0,
             runs_done: 0,
             lost_batch: false,
@@ -267,6 +279,8 @@ impl MainLoop<'_> {
         let compiling = first.then(|| Activity::begin("compiling and running the first step"));
         let ran = self.iteration.run_step(&mut cx);
         drop(compiling);
+        // Before `trigger_step`, in which a recording may end.
+        drop(span);
         match ran {
             Err(e) if e.kind() == ErrorKind::Interrupted => {
                 return Ok(match (cx.runs_done, cx.lost_batch) {
@@ -350,14 +364,18 @@ impl MainLoop<'_> {
 
     fn triggers(&mut self, begun: Instant, times: Times) -> Result<()> {
         self.callbacks.after_epoch(&mut TrainCx { state: self.state })?;
-        let elapsed = begun.elapsed();
+        let steps_ended = Instant::now();
+        timeline::record("epoch", "steps of an epoch", begun, steps_ended);
         self.put_loss_scale()?;
         self.callbacks.trigger_epoch(&mut TrainCx { state: self.state })?;
         for (name, value) in self.input.iter().flat_map(|i| i.report()) {
             self.state.monitors.put_timing(&name, value);
         }
         self.state.monitors.end_epoch();
-        log::info!("{}", time_summary(self.state.progress.epoch_num, elapsed, begun.elapsed(), times));
+        let ended = Instant::now();
+        timeline::record("epoch", "callbacks after an epoch", steps_ended, ended);
+        let (steps, all) = (steps_ended - begun, ended - begun);
+        log::info!("{}", time_summary(self.state.progress.epoch_num, steps, all, times));
         Ok(())
     }
 
@@ -399,6 +417,7 @@ impl MainLoop<'_> {
         if self.state.save_request.is_some() {
             self.collect()?;
             self.set_activity("saving");
+            self.callbacks.place().set(Doing::Save);
         }
         resume::commit(self.state, self.callbacks, self.input.as_deref())
     }

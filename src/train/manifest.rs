@@ -48,22 +48,22 @@ pub(super) struct Started<'a> {
 
 /// Writes the manifest of a new run, or appends a start to that of a resumed one. The file is
 /// replaced atomically. A run whose manifest cannot be written trains all the same.
-pub(super) fn record(dir: &Path, started: &Started<'_>) {
-    if let Err(e) = write(dir, started) {
+pub(super) fn record(dir: &Path, start: &Value) {
+    if let Err(e) = write(dir, start) {
         log::warn!("this start is not in the manifest of the run: {e}");
     }
 }
 
-fn write(dir: &Path, started: &Started<'_>) -> Result<()> {
+fn write(dir: &Path, start: &Value) -> Result<()> {
     let path = dir.join(FILE);
-    let mut starts = match started.resumed_at {
+    let mut starts = match start["resumed_at"].as_u64() {
         Some(_) => earlier_starts(&path)?,
         None => {
             move_aside(&path)?;
             Vec::new()
         }
     };
-    starts.push(describe(started));
+    starts.push(start.clone());
     let text = format!("{:#}\n", json!({"version": 1, "starts": starts}));
     write_atomically(&mut RealDisk, &path, &[Cow::Borrowed(text.as_bytes())])
 }
@@ -86,7 +86,8 @@ fn is_relevant(name: &str) -> bool {
     is_named && !SECRET.iter().any(|part| name.contains(part))
 }
 
-fn describe(started: &Started<'_>) -> Value {
+/// Describes a start of a run.
+pub(super) fn describe(started: &Started<'_>) -> Value {
     let mut arguments = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     let environment: Map<String, Value> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))

@@ -23,6 +23,8 @@ mod run_config;
 mod signals;
 mod simple;
 mod single_cost;
+#[cfg(unix)]
+mod status_report;
 mod step;
 mod step_plan;
 mod steps_per_launch;

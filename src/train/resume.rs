@@ -10,6 +10,7 @@ use crate::runtime::CapturedValue;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_timeline as timeline;
 
 /// The part of a checkpoint that lives on the host: everything but the variables. Cheap to capture.
 pub(super) struct HostState {
@@ -97,6 +98,7 @@ pub(super) fn write(
     changed: Vec<(String, HostTensor)>,
     tags: Vec<String>,
 ) -> Result<()> {
+    let _span = timeline::static_span("checkpoint", "copy the state for a checkpoint");
     if let Some(group) = state.group.clone() {
         return write_together(state, &group, host, changed, tags);
     }

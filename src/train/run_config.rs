@@ -35,6 +35,9 @@ pub struct RunConfig {
     pub(super) quiet: bool,
     /// Whether a summary of the model is logged with the first batch.
     pub(super) summary: bool,
+    /// Whether a program with `TrainArgs` runs it. Its log says at the start how large the model is,
+    /// and at the end where to look.
+    pub(super) is_program: bool,
     /// Whether everything is checked, and nothing trained.
     pub(super) dry_run: bool,
     /// Whether the process ends when training has, as `TrainArgs` asks for `--dry-run` and the
@@ -69,6 +72,7 @@ impl Default for RunConfig {
             fresh: false,
             quiet: false,
             summary: false,
+            is_program: false,
             dry_run: false,
             then_exit: false,
             rerun: None,

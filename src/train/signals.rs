@@ -1,15 +1,22 @@
 //! Handles SIGTERM, SIGINT and SIGHUP: finish the step, save, then terminate with the same signal.
+//! SIGUSR1 records a timeline of the next steps, and SIGUSR2 prints where everything is, unless the
+//! program handles them itself.
 //!
 //! The handlers are installed while training runs. They belong to the process, so trainings that
 //! run at the same time share them: the first one installs them, the last one restores what was
 //! there before.
 
+use super::status_report;
+use crate::callback::request_recording;
 use crate::runtime::Interrupt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tensorpack_tensor::Result;
 
 const SIGNALS: [libc::c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
+/// Signals that ask for something while training goes on.
+const REQUESTS: [libc::c_int; 2] = [libc::SIGUSR1, libc::SIGUSR2];
 
 /// The first signal since the handlers were installed; 0 if there was none.
 static RECEIVED: AtomicUsize = AtomicUsize::new(0);
@@ -37,8 +44,18 @@ impl Handlers {
             if signal == libc::SIGHUP && previous.sa_sigaction == libc::SIG_IGN {
                 continue;
             }
-            set_action(signal, &own_action())?;
+            set_action(signal, &own_action(handle))?;
             self.previous.push((signal, previous));
+        }
+        if let Err(e) = status_report::start() {
+            log::warn!("SIGUSR2 prints nothing: {e}");
+        }
+        for signal in REQUESTS {
+            let previous = action_of(signal)?;
+            if previous.sa_sigaction == libc::SIG_DFL {
+                set_action(signal, &own_action(handle_request))?;
+                self.previous.push((signal, previous));
+            }
         }
         Ok(())
     }
@@ -46,13 +63,16 @@ impl Handlers {
     /// Restores the previous actions, except where other code has installed a handler meanwhile.
     fn restore(&mut self) {
         for (signal, previous) in self.previous.drain(..) {
-            if action_of(signal).is_ok_and(|now| now.sa_sigaction == own_action().sa_sigaction) {
+            let own = [handle as Handler, handle_request].map(|handler| own_action(handler).sa_sigaction);
+            if action_of(signal).is_ok_and(|now| own.contains(&now.sa_sigaction)) {
                 // It cannot fail: the signal is valid, as it could be set before.
                 let _ = set_action(signal, &previous);
             }
         }
     }
 }
+
+type Handler = extern "C" fn(libc::c_int);
 
 /// Handles signals until it is dropped.
 pub(super) struct Signals;
@@ -110,6 +130,14 @@ extern "C" fn handle(signal: libc::c_int) {
     }
 }
 
+/// The handler of requests. It only uses atomics and `write`.
+extern "C" fn handle_request(signal: libc::c_int) {
+    match signal {
+        libc::SIGUSR1 => request_recording(),
+        _ => status_report::request(),
+    }
+}
+
 /// The time since some moment in the past.
 fn milliseconds() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -129,11 +157,11 @@ fn raise_default(signal: libc::c_int) {
     }
 }
 
-/// Returns the action that calls [`handle`] and restarts interrupted system calls.
-fn own_action() -> libc::sigaction {
+/// Returns the action that calls a handler and restarts interrupted system calls.
+fn own_action(handler: Handler) -> libc::sigaction {
     // SAFETY: `sigaction` is a C struct of integers and an optional function, so zeros are valid.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = handle as *const () as libc::sighandler_t;
+    action.sa_sigaction = handler as *const () as libc::sighandler_t;
     action.sa_flags = libc::SA_RESTART;
     // SAFETY: the pointer is that of a local variable.
     unsafe { libc::sigemptyset(&mut action.sa_mask) };
@@ -142,7 +170,7 @@ fn own_action() -> libc::sigaction {
 
 /// Returns what the process does on a signal.
 fn action_of(signal: libc::c_int) -> Result<libc::sigaction> {
-    let mut action = own_action();
+    let mut action = own_action(handle);
     // SAFETY: the new action is null, so nothing is set; the old one is written to a local variable.
     match unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) } {
         0 => Ok(action),

@@ -1,9 +1,9 @@
 //! One iteration: what it is, and what it can do.
 
-use super::batch_summary::{BatchSummary, log_model};
+use super::batch_summary::{BatchSummary, Description, log_model};
 use super::rerun::Rerun;
 use super::step_plan::{RunId, StepPlan, depends_on};
-use crate::callback::{Callbacks, Progress, RunCx, TrainState};
+use crate::callback::{Callbacks, Doing, Progress, RunCx, TrainState};
 use crate::graph::{Fetch, Frozen, NodeKind};
 use crate::input::InputSource;
 use crate::runtime::{Clock, IntoFetch, Launches, MAX_FEEDS, Session, StepProgram};
@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_timeline as timeline;
 
 /// One training step, which the trainer defines; callbacks do everything else.
 pub trait Iteration {
@@ -92,6 +93,22 @@ pub(super) struct Times {
     pub(super) compute: Duration,
 }
 
+impl Times {
+    /// Adds the time since `begun` to that of input.
+    fn add_input(&mut self, begun: Instant) {
+        let ended = Instant::now();
+        timeline::record("step", "input", begun, ended);
+        self.input += ended - begun;
+    }
+
+    /// Adds the time since `begun` to that of computation.
+    fn add_compute(&mut self, begun: Instant) {
+        let ended = Instant::now();
+        timeline::record("step", "compute", begun, ended);
+        self.compute += ended - begun;
+    }
+}
+
 /// The context of an iteration.
 pub struct StepCx<'a> {
     pub(super) state: &'a mut TrainState,
@@ -102,8 +119,8 @@ pub struct StepCx<'a> {
     pub(super) nan_policy: NanPolicy,
     /// Logged with the first batch.
     pub(super) summary: &'a mut Option<BatchSummary>,
-    /// Whether to log a table of the model with the first batch.
-    pub(super) describes_model: &'a mut bool,
+    /// What to log about the model with the first batch.
+    pub(super) description: &'a mut Description,
     /// Step runs in this step so far.
     pub(super) runs: u32,
     /// Runs of any kind after which this step cannot be taken back.
@@ -141,8 +158,10 @@ impl StepCx<'_> {
         }
         // First of all: the wait may be interrupted, and then nothing of this run has happened.
         let needs_input = self.plan.run(id).needs_input;
+        self.callbacks.place().set(Doing::Input);
         let batch = draw(&mut self.input, needs_input, self.times, self.summary, &mut self.state.settings)?;
         self.callbacks.before_run(&mut RunCx { state: self.state, program: None })?;
+        self.callbacks.place().set(Doing::Compute);
         let drawn = Instant::now();
         let nothing = HostTensor::scalar(0u8);
         let mut feeds = [("", &nothing); MAX_FEEDS];
@@ -152,20 +171,19 @@ impl StepCx<'_> {
             rerun.replay(session, what, feeds)?;
         }
         let program = &mut self.plan.run(id).program;
-        if std::mem::take(self.describes_model) {
-            log_model(session, self.state.logdir.is_some(), program, feeds);
-        }
+        let saves = self.state.logdir.is_some();
+        log_model(std::mem::take(self.description), session, saves, program, feeds);
         let launched = if stays_in_flight { program.launch(session, feeds) } else { Ok(false) };
         let ran = match launched {
             Ok(true) => {
                 self.plan.launched(id, self.state.progress.clone(), session, self.callbacks)?;
-                self.times.compute += drawn.elapsed();
+                self.times.add_compute(drawn);
                 return self.after_run(id);
             }
             Ok(false) => program.run(session, clock, feeds),
             Err(e) => Err(e),
         };
-        self.times.compute += drawn.elapsed();
+        self.times.add_compute(drawn);
         self.finish_run(id, ran)
     }
 
@@ -173,17 +191,18 @@ impl StepCx<'_> {
     /// because its towers have batches of different sizes.
     fn queue(&mut self, id: RunId, launches: Launches) -> Result<&[HostTensor]> {
         let needs_input = self.plan.run(id).needs_input;
+        self.callbacks.place().set(Doing::Input);
         let batch = draw(&mut self.input, needs_input, self.times, self.summary, &mut self.state.settings)?;
         self.callbacks.before_run(&mut RunCx { state: self.state, program: None })?;
+        self.callbacks.place().set(Doing::Compute);
         let drawn = Instant::now();
         let nothing = HostTensor::scalar(0u8);
         let mut feeds = [("", &nothing); MAX_FEEDS];
         feeds.iter_mut().zip(batch).for_each(|(feed, (name, value))| *feed = (name, value));
         let (session, feeds) = (&self.state.session, &feeds[..batch.len()]);
         let program = &mut self.plan.run(id).program;
-        if std::mem::take(self.describes_model) {
-            log_model(session, self.state.logdir.is_some(), program, feeds);
-        }
+        let saves = self.state.logdir.is_some();
+        log_model(std::mem::take(self.description), session, saves, program, feeds);
         let can_queue = match program.prepare_queue(session, feeds, launches) {
             Err(e) if e.kind() == ErrorKind::Interrupted => {
                 // Only compiling is interrupted, so the step changed nothing.
@@ -196,7 +215,7 @@ impl StepCx<'_> {
             self.plan.collect(self.state, self.callbacks)?;
             let clock = clock(&self.state.progress);
             let ran = self.plan.run(id).program.run(&self.state.session, clock, feeds);
-            self.times.compute += drawn.elapsed();
+            self.times.add_compute(drawn);
             return self.finish_run(id, ran);
         }
         if launches.skip_limit > 0 {
@@ -207,7 +226,7 @@ impl StepCx<'_> {
         self.plan.run(id).program.queue(session, feeds, launches, skipped)?;
         self.queued = true;
         self.plan.was_queued(id, self.state, self.callbacks)?;
-        self.times.compute += drawn.elapsed();
+        self.times.add_compute(drawn);
         self.runs_done += 1;
         let program = &self.plan.run(id).program;
         self.callbacks.after_run(&mut RunCx { state: self.state, program: Some(program) })?;
@@ -223,14 +242,16 @@ impl StepCx<'_> {
     ) -> Result<()> {
         let id = self.next_run(what)?;
         let needs_input = self.plan.run(id).needs_input;
+        self.callbacks.place().set(Doing::Input);
         let feeds =
             draw(&mut self.input, needs_input, self.times, self.summary, &mut self.state.settings)?.to_vec();
         self.callbacks.before_run(&mut RunCx { state: self.state, program: None })?;
+        self.callbacks.place().set(Doing::Compute);
         let drawn = Instant::now();
         let program = std::mem::replace(&mut self.plan.run(id).program, StepProgram::new(&[]));
         let (program, ran) = by(self, Job { program, clock: clock(&self.state.progress), feeds })?;
         self.plan.run(id).program = program;
-        self.times.compute += drawn.elapsed();
+        self.times.add_compute(drawn);
         // Meanwhile other towers may have changed variables.
         self.runs_done += 1;
         self.finish_run(id, ran).map(|_| ())
@@ -241,6 +262,7 @@ impl StepCx<'_> {
     pub(super) fn parallel_job(&mut self, what: &Fetch, program: StepProgram) -> Result<Job> {
         let id = self.plan.find(self.state.session.graph(), what, false)?;
         let needs_input = self.plan.run(id).needs_input;
+        self.callbacks.place().set(Doing::Input);
         let feeds =
             draw(&mut self.input, needs_input, self.times, self.summary, &mut self.state.settings)?.to_vec();
         Ok(Job { program, clock: clock(&self.state.progress), feeds })
@@ -368,7 +390,7 @@ fn draw<'a>(
         let why = format!("all towers together take at most {MAX_FEEDS} inputs, not {}", batch.len());
         return Err(Error::argument(why));
     }
-    times.input += begun.elapsed();
+    times.add_input(begun);
     Ok(batch)
 }
 

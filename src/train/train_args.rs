@@ -256,6 +256,7 @@ impl TrainArgs {
         }
         run.options = self.given();
         run.summary |= self.summary;
+        run.is_program = true;
         if self.find_lr {
             self.replace_callbacks(run, LearningRateFinder::new());
             // A rate at which the cost is not finite ends the search, not the program.

@@ -1,6 +1,6 @@
 //! The trainer: sets up and runs training of a graph.
 
-use super::batch_summary::{BatchSummary, describe_model};
+use super::batch_summary::{BatchSummary, Description, describe_model};
 use super::main_loop::{Ended, MainLoop};
 use super::manifest::{self, Started};
 use super::ranks::{self, Ranks};
@@ -279,7 +279,9 @@ impl Trainer {
                 processes: self.group.as_ref().map_or(1, |group| group.size()),
                 resumed_at: saved.map(|_| global_step),
             };
-            manifest::record(lock.dir(), &started);
+            let start = manifest::describe(&started);
+            manifest::record(lock.dir(), &start);
+            state.monitors.put_manifest(&start);
         }
         let towers = self.tower_count();
         if let Some(input) = &mut self.input {
@@ -316,12 +318,19 @@ impl Trainer {
             nan_policy: config.nan,
             ranks,
             summary: Some(summary),
-            describes_model: config.summary,
+            description: match (config.summary, config.is_program) {
+                (true, _) => Description::Table,
+                (false, true) => Description::Totals,
+                (false, false) => Description::Nothing,
+            },
             flush,
             counts_in_graph,
             is_first_step: true,
         };
         let ended = main_loop.run()?;
+        if let Some(dir) = lock.as_ref().map(RunLock::dir).filter(|_| config.is_program) {
+            log::info!("to see this run: tensorpack dashboard {}", runs_directory(dir).display());
+        }
         let TrainState { session, monitors, logdir, .. } = state;
         Ok(Trained { ended, session, monitors, tower: self.tower, logdir })
     }
@@ -565,6 +574,11 @@ fn already_ended(state: &TrainState) -> Option<Ended> {
         Some(reason) if stopped => Some(Ended::Stopped(reason.clone())),
         _ => (ended && state.progress.epoch_num >= state.progress.max_epoch).then_some(Ended::Finished),
     }
+}
+
+/// Returns the directory of a run and of its neighbours, which is the one to look at.
+fn runs_directory(run: &Path) -> &Path {
+    run.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(run)
 }
 
 /// Locks the log directory, and opens its log file.

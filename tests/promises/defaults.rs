@@ -59,7 +59,7 @@ fn the_list_of_defaults() {
     let callbacks: Vec<String> = default_callbacks().iter().map(|c| c.name()).collect();
     let (first, last) = callbacks.split_at(3);
     assert_eq!(first, ["MovingAverageSummary", "StepCurves", "ProgressBar"]);
-    assert_eq!(last, ["MergeAllSummaries", "RunUpdateOps", "HyperParamSummary"]);
+    assert_eq!(last, ["MergeAllSummaries", "RunUpdateOps", "HyperParamSummary", "Profiler"]);
     let listed = |logdir| default_monitors(logdir).iter().map(|m| m.name()).collect::<Vec<_>>();
     assert_eq!(listed(Some(Path::new("run"))), ["EventWriter", "JsonWriter", "ScalarPrinter"]);
     assert_eq!(listed(None), ["ScalarPrinter"]);

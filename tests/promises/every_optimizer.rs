@@ -11,7 +11,7 @@ use tensorpack::prelude::*;
 use tensorpack::train::SingleCostTrainer;
 
 /// Every optimizer by the name of its type, with a learning rate at which it does not overshoot.
-pub(crate) const OPTIMIZERS: [(&str, MakeOptimizer); 14] = [
+pub(crate) const OPTIMIZERS: [(&str, MakeOptimizer); 15] = [
     ("Sgd", || Sgd::new(0.1).boxed()),
     ("Momentum", || Momentum::new(0.01, 0.9).boxed()),
     ("Momentum", || Momentum::new(0.01, 0.9).nesterov().boxed()),

@@ -231,7 +231,7 @@ fn default_callbacks_and_monitors_can_be_replaced() {
     let names: Vec<String> = default_callbacks().iter().map(|c| c.name()).collect();
     let (first, last) = names.split_at(3);
     assert_eq!(first, ["MovingAverageSummary", "StepCurves", "ProgressBar"]);
-    assert_eq!(last, ["MergeAllSummaries", "RunUpdateOps", "HyperParamSummary"]);
+    assert_eq!(last, ["MergeAllSummaries", "RunUpdateOps", "HyperParamSummary", "Profiler"]);
     let names = |logdir| default_monitors(logdir).iter().map(|m| m.name()).collect::<Vec<_>>();
     assert_eq!(names(Some(Path::new("run"))), ["EventWriter", "JsonWriter", "ScalarPrinter"]);
     assert_eq!(names(None), ["ScalarPrinter"]);

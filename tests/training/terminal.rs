@@ -274,6 +274,25 @@ fn a_quiet_run_shows_only_warnings() {
     }
 }
 
+/// Before the first step the log says how large the model is, and at the end where to look.
+#[test]
+fn a_program_says_what_it_trains_and_where_to_look() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("lines");
+    let output = command(&run, "").output().unwrap();
+    let text = processes::text(&output);
+    assert!(output.status.success(), "{text}");
+    let model =
+        text.find("the model has 4 parameters; variables 16 B, values of a step ").expect("the model");
+    assert!(text[model..].lines().next().unwrap().contains(", planned peak "), "{text}");
+    assert!(model < text.find("epoch 1: ").unwrap(), "{text}");
+    let last = text.lines().last().unwrap();
+    assert!(
+        last.ends_with(&format!("to see this run: tensorpack dashboard {}", dir.path().display())),
+        "{text}"
+    );
+}
+
 #[test]
 fn long_work_before_the_first_step_shows_itself() {
     let dir = tempfile::tempdir().unwrap();

@@ -5,8 +5,8 @@ use serde_json::Value;
 use std::path::Path;
 use tensorpack::ErrorKind;
 use tensorpack::callback::{
-    EstimatedTimeLeft, HostMemoryTracker, MergeAllSummaries, ParamSummary, ProcessTensors, Profiler,
-    SendStat, SimpleMovingAverage, Summary, ThroughputTracker,
+    EstimatedTimeLeft, HostMemoryTracker, MergeAllSummaries, ParamSummary, ProcessTensors, SendStat,
+    SimpleMovingAverage, Summary, ThroughputTracker,
 };
 use tensorpack::graph::SUMMARIES;
 use tensorpack::prelude::*;
@@ -119,25 +119,6 @@ fn summaries_of_variables() {
         assert_eq!(e.kind(), ErrorKind::Name, "{e}");
         assert!(e.message().contains(&format!("{pattern:?}")), "{e}");
     }
-}
-
-#[test]
-fn profiler_writes_a_trace() {
-    let dir = tempfile::tempdir().unwrap();
-    let profiled = SessionOptions { profile: true, ..SessionOptions::default() };
-    let with_profile = config(dir.path()).session(profiled).callback(Profiler::new());
-    launch_train_with_config(with_profile, SimpleTrainer::new()).unwrap();
-    for step in [3, 6, 9] {
-        let text = std::fs::read_to_string(dir.path().join(format!("chrome-trace-{step}.json"))).unwrap();
-        let trace: Value = serde_json::from_str(&text).unwrap();
-        let events = trace["traceEvents"].as_array().unwrap();
-        assert!(!events.is_empty());
-        assert!(events.iter().all(|e| e["ph"] == "X" && e["dur"].as_f64() > Some(0.0)), "{text}");
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let e = launch_train_with_config(config(dir.path()).callback(Profiler::new()), SimpleTrainer::new());
-    let e = e.err().expect("an error").to_string();
-    assert!(e.contains("no kernel times") && e.contains("profile: true"), "{e}");
 }
 
 #[test]

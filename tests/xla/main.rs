@@ -33,8 +33,11 @@ mod several_steps;
 mod sharded_updates;
 mod staging;
 mod steps;
+mod timeline;
 mod tower_batch_sizes;
 mod towers;
+#[path = "../training/trace.rs"]
+mod trace;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

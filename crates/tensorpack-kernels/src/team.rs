@@ -25,6 +25,7 @@ use crate::partition;
 use crate::simd::subnormals::SubnormalsAreZero;
 use crate::stall::Stalls;
 use crate::sync::{self, Arc, AtomicBool, AtomicPtr, AtomicU64, Mutex, Thread};
+use tensorpack_timeline::{self as timeline, Label};
 
 /// Number of times a waiting thread polls before it parks: some tens of microseconds. A model
 /// checker needs to see one.
@@ -41,8 +42,15 @@ pub struct Team {
     stalls: Stalls,
 }
 
-/// A job: a closure on the caller's stack, borrowed until `Team::dispatch` returns.
+/// The body of a job: a closure on the caller's stack.
 type Job<'a> = &'a (dyn Fn(usize, usize) + Sync);
+
+/// A job as workers see it, on the caller's stack, borrowed until `Team::dispatch` returns.
+struct Dispatched<'a> {
+    job: Job<'a>,
+    /// The caller's open span, if a timeline is recorded: the spans of workers have its name.
+    label: Option<Label>,
+}
 
 /// The remaining chunks of a member: a range with its start and end in the halves of one u64. It
 /// has a cache line of its own, since its owner pops from it all the time.
@@ -82,7 +90,7 @@ struct Shared {
     current: AtomicU64,
     /// The number of the last job that no more workers may join.
     closed: AtomicU64,
-    /// The current job, a `*const Job`. It is valid for workers that have joined.
+    /// The current job, a `*const Dispatched`. It is valid for workers that have joined.
     job: AtomicPtr<()>,
     /// The number of members with chunks of the current job.
     active: AtomicU64,
@@ -115,13 +123,13 @@ impl Team {
     /// Creates a team of `threads` members, including the caller of [`Team::run`]. Its threads spin
     /// between kernels only if the machine has a core for each of them.
     pub fn new(threads: usize) -> Team {
-        Team::among(threads, threads)
+        Team::among(threads, threads, "team")
     }
 
     /// Creates a team of `threads` members that runs concurrently with other teams. `all` is the
     /// number of threads of all teams together: this team spins only if the machine has a core for
-    /// each of those.
-    pub fn among(threads: usize, all: usize) -> Team {
+    /// each of those. Its threads are named `NAME-1`, `NAME-2` and so on; the caller is member 0.
+    pub fn among(threads: usize, all: usize, name: &str) -> Team {
         let threads = threads.max(1);
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spins = if all.max(threads) <= cores { SPINS } else { 0 };
@@ -141,9 +149,8 @@ impl Team {
         let workers = (1..threads)
             .map_while(|member| {
                 let shared = shared.clone();
-                let spawned = sync::Builder::new()
-                    .name(format!("tensorpack-{member}"))
-                    .spawn(move || shared.work(member));
+                let spawned =
+                    sync::Builder::new().name(format!("{name}-{member}")).spawn(move || shared.work(member));
                 // If the system refuses more threads, a smaller team computes the same results.
                 spawned.ok().map(|handle| handle.thread().clone())
             })
@@ -204,7 +211,8 @@ impl Team {
             queue.set(partition::part(chunks, active, member));
         }
         shared.active.store(active as u64, Ordering::Relaxed);
-        shared.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
+        let dispatched = Dispatched { job, label: timeline::current() };
+        shared.job.store((&raw const dispatched).cast_mut().cast(), Ordering::Relaxed);
         let number = shared.current.fetch_add(1, Ordering::SeqCst) + 1;
         for (thread, worker) in self.workers.iter().zip(&shared.workers).take(active - 1) {
             if worker.parked.load(Ordering::SeqCst) {
@@ -301,10 +309,12 @@ impl Shared {
             // which this worker has read. `Worker::join` has found the job open, so `active` belongs
             // to it and counts this worker: `dispatch` sees it in `wait_for`, and neither returns nor
             // stores another job before the worker leaves, which it does only below.
-            let job = unsafe { *self.job.load(Ordering::Relaxed).cast::<Job<'_>>() };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_chunks(job, member))) {
+            let dispatched = unsafe { &*self.job.load(Ordering::Relaxed).cast::<Dispatched<'_>>() };
+            let span = dispatched.label.clone().map(|label| timeline::span(|| label));
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.take_chunks(dispatched.job, member))) {
                 self.panic.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(panic);
             }
+            drop(span);
             self.leave(me);
         }
     }
@@ -529,5 +539,28 @@ mod tests {
             });
             assert_eq!(hits.into_inner(), 2);
         }
+    }
+
+    /// Every member has a span of the caller's name for its part of a job.
+    #[test]
+    fn workers_have_spans_of_the_name_of_the_callers() {
+        let recording = timeline::Recording::start();
+        let mut team = Team::among(3, usize::MAX, "spanned");
+        // A barrier makes every member take part.
+        let all = std::sync::Barrier::new(3);
+        let meet = |_| {
+            all.wait();
+        };
+        {
+            let _kernel = timeline::static_span("kernel", "a kernel of this test");
+            team.run_on_every_member(&meet);
+        }
+        team.run_on_every_member(&meet);
+        let timeline = recording.finish();
+        let count = |thread: &str| {
+            let of_thread = timeline.threads.iter().filter(|t| t.name == thread);
+            of_thread.map(|t| t.events.len()).sum::<usize>()
+        };
+        assert_eq!((count("spanned-1"), count("spanned-2")), (1, 1));
     }
 }

@@ -5,10 +5,11 @@
 //! causes an error that names the all-reduce, not a hang. Towers report when they finish, so that
 //! the caller knows how long to wait for the last one.
 
+use super::tower_positions::Origins;
 use crate::distributed::SumTree;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU64, Condvar, Mutex, MutexGuard, spin_loop};
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
@@ -47,6 +48,8 @@ struct Round {
     until: Option<Instant>,
     /// The error of the first tower that failed.
     cause: Option<Error>,
+    /// What the steps of the program that runs were lowered from.
+    origins: Option<Arc<Origins>>,
 }
 
 /// A running tower. Dropping it reports the outcome to the others, even after a panic.
@@ -108,6 +111,19 @@ impl Communicator {
         (round.until, round.cause) = (None, None);
         *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = 0;
         self.failed.store(false, Ordering::SeqCst);
+    }
+
+    /// Says which program the towers are about to run, for reports.
+    pub(super) fn set_program(&self, origins: &Arc<Origins>) {
+        let mut round = self.round();
+        if !round.origins.as_ref().is_some_and(|there| Arc::ptr_eq(there, origins)) {
+            round.origins = Some(origins.clone());
+        }
+    }
+
+    /// Returns what the steps of the last program were lowered from.
+    pub(super) fn origins(&self) -> Option<Arc<Origins>> {
+        self.round().origins.clone()
     }
 
     /// Registers the start of a tower.

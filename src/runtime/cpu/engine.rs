@@ -11,12 +11,13 @@ use super::overflow::Measured;
 use super::pipeline::{self, Compilation, Mode, PassCx};
 use super::plan::Plan;
 use super::shared_variables::SharedVariables;
+use super::tower_positions::{self, Origins};
 use super::tower_run::{Phase, TowerCx, TowerMemory, TowerRun};
 use super::tower_thread::{TowerThread, WatchedProgram};
 use super::variables::Variables;
 use crate::distributed::ProcessGroup;
 use crate::graph::{Sharding, VariableInfo};
-use crate::kir::{Kernel, KernelNode, OnOverflow, Origin, Program, Shards};
+use crate::kir::{Kernel, KernelNode, OnOverflow, Program, Shards};
 use crate::runtime::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, check_feeds};
 use crate::runtime::session::is_valid_feed;
 use crate::runtime::value_errors::Diagnosis;
@@ -155,6 +156,11 @@ impl Engine {
         self.fork.as_ref().map_or(1, |fork| fork.towers)
     }
 
+    /// Returns the number of its first tower.
+    fn first_tower(&self) -> usize {
+        self.fork.as_ref().map_or(0, |fork| fork.tower)
+    }
+
     /// Returns the number of threads of each of these many towers.
     fn threads(&self, towers: usize) -> usize {
         self.options.threads.unwrap_or(cores() / towers.saturating_mul(self.engines())).max(1)
@@ -168,7 +174,8 @@ impl Engine {
         let cores = cores();
         let threads = self.threads(towers);
         let all = threads.saturating_mul(towers).saturating_mul(self.engines());
-        let leaders = Team::among(towers, all);
+        let first = self.first_tower();
+        let leaders = Team::among(towers, all, "tower");
         if leaders.len() < towers {
             return Err(Error::new(
                 ErrorKind::Engine,
@@ -181,11 +188,14 @@ impl Engine {
             _ => Duration::ZERO,
         };
         let deadline = self.options.deadline.saturating_add(explanation);
+        let team = |tower: usize| Mutex::new(Team::among(threads, all, &format!("tower{}", first + tower)));
+        let communicator = Arc::new(Communicator::new(towers, deadline, all <= cores));
+        tower_positions::watch(first, &communicator);
         shared.teams.push(TowerTeams {
             leaders,
-            teams: (0..towers).map(|_| Mutex::new(Team::among(threads, all))).collect(),
-            joint: (self.joint_updates && towers > 1).then(|| Mutex::new(Team::among(all, all))),
-            communicator: Arc::new(Communicator::new(towers, deadline, all <= cores)),
+            teams: (0..towers).map(team).collect(),
+            joint: (self.joint_updates && towers > 1).then(|| Mutex::new(Team::among(all, all, "update"))),
+            communicator,
         });
         Ok(())
     }
@@ -334,9 +344,13 @@ impl Engine {
             memory.make_room(plan, teams.threads().max(if i == 0 { joint } else { 0 }))?;
         }
         let profile = self.options.profile;
+        let origins = |plan: &Plan| plan.steps.iter().map(|step| step.origin.clone()).collect();
+        let origins = Arc::new(plans.iter().map(origins).collect::<Origins>());
         let towers = plans.into_iter().map(|plan| Mutex::new(TowerRun::new(plan, profile))).collect();
         Ok(CpuProgram {
             towers,
+            origins,
+            first_tower: self.first_tower(),
             fetches,
             feeds: Vec::new(),
             infinite: Vec::new(),
@@ -482,6 +496,9 @@ impl Executor for Engine {
 /// A program: a plan for each tower.
 pub(super) struct CpuProgram {
     towers: Vec<Mutex<TowerRun>>,
+    origins: Arc<Origins>,
+    /// The number of the first tower: that of the fork if it is a fork's.
+    first_tower: usize,
     /// For each fetched value, the tower that has it and its index among the fetches of that tower.
     fetches: Vec<(usize, usize)>,
     /// Type and sizes of each feed.
@@ -526,12 +543,13 @@ impl CpuProgram {
             teams.ok_or_else(|| Error::new(ErrorKind::Engine, "the program's teams are gone"))?;
         let (memories, teams, communicator) = (&*memories, &*teams, &**communicator);
         communicator.begin();
+        communicator.set_program(&self.origins);
         leaders.run_on_every_member(&|i| {
             let mut running = communicator.enter(i);
             let mut team = own(&teams[i]);
             let participant = Participant { communicator, tower: i, exchange: self.exchange.as_ref() };
-            let mut cx =
-                TowerCx { team: &mut team, memory: &memories[i], isa, participant, at: self.at.as_ref() };
+            let (at, tower) = (self.at.as_ref(), self.first_tower + i);
+            let mut cx = TowerCx { team: &mut team, memory: &memories[i], isa, participant, at, tower };
             match catch_unwind(AssertUnwindSafe(|| job(&mut own(&self.towers[i]), &mut cx))) {
                 Ok(outcome) => running.outcome = Some(outcome),
                 Err(panic) => {
@@ -595,10 +613,8 @@ impl CpuProgram {
     }
 
     /// Returns the origin of each step of each tower.
-    pub(super) fn origins(&self) -> Vec<Vec<Arc<Origin>>> {
-        let steps =
-            |tower: &Mutex<TowerRun>| own(tower).plan.steps.iter().map(|s| s.origin.clone()).collect();
-        self.towers.iter().map(steps).collect()
+    pub(super) fn origins(&self) -> Arc<Origins> {
+        self.origins.clone()
     }
 
     fn execute(
@@ -695,8 +711,8 @@ impl CpuProgram {
         let Some(joint) = &teams.joint else { return Ok(false) };
         let exchange = self.exchange.as_ref();
         let participant = Participant { communicator: &teams.communicator, tower: 0, exchange };
-        let mut cx =
-            TowerCx { team: &mut own(joint), memory: &memories[0], isa, participant, at: self.at.as_ref() };
+        let (at, tower) = (self.at.as_ref(), self.first_tower);
+        let mut cx = TowerCx { team: &mut own(joint), memory: &memories[0], isa, participant, at, tower };
         own(&self.towers[0]).run(&mut cx, run, finite, Phase::Commit, measured)?;
         Ok(true)
     }
@@ -795,6 +811,7 @@ impl Executable for CpuProgram {
 mod tests {
     use super::*;
     use crate::graph::{Fetch, Graph, Init, Tensor, TensorSpec, UPDATE_OPS, VariableSpec};
+    use crate::kir::Origin;
     use crate::nn::{BatchNorm, Conv2d, Linear};
     use crate::optim::{Adam, Sgd, minimize};
     use crate::runtime::binding::Request;

@@ -13,9 +13,11 @@ use crate::runtime::value_errors::Diagnosis;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tensorpack_kernels::{Isa, Team};
 use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_timeline::{self as timeline, Label, Name};
 
 /// The working memory of one tower.
 #[derive(Default)]
@@ -85,6 +87,8 @@ pub(super) struct TowerCx<'a> {
     pub(super) isa: Isa,
     pub(super) participant: Participant<'a>,
     pub(super) at: Option<&'a KernelProgress>,
+    /// The number of the tower, for timelines.
+    pub(super) tower: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,11 +112,25 @@ pub(super) enum Phase {
     Commit,
 }
 
+impl Phase {
+    /// Returns what timelines call it.
+    fn name(self) -> &'static str {
+        match self {
+            Phase::Apart => "compute on a snapshot",
+            Phase::Compute => "compute",
+            Phase::Trial => "trial of the update",
+            Phase::Commit => "update",
+        }
+    }
+}
+
 /// A tower's plan with tables for the pointers of one run, kept so that no run allocates.
 pub(super) struct TowerRun {
     pub(super) plan: Plan,
     pointers: Pointers,
     times: Vec<Tally>,
+    /// The names of the steps in timelines, once one was recorded.
+    names: OnceLock<Vec<Arc<str>>>,
     /// The extremes of the run's results.
     measured: Vec<Measured>,
     /// Whether each of the plan's proofs holds in this run.
@@ -167,6 +185,7 @@ impl TowerRun {
         TowerRun {
             pointers: Pointers::default(),
             times,
+            names: OnceLock::new(),
             measured: (0..plan.measured).map(|_| Measured::default()).collect(),
             proven: vec![false; plan.proofs.len()],
             next: vec![None; plan.proofs.iter().map(|p| p.outputs.len()).sum()],
@@ -299,6 +318,7 @@ impl TowerRun {
         if let Some(progress) = cx.at {
             progress.set(Some(&step.origin));
         }
+        let span = timeline::span(|| Label { category: "kernel", name: Name::Shared(self.name(i)) });
         let started = (!self.times.is_empty()).then(Instant::now);
         // SAFETY: `kir::validate` has checked that views stay inside their buffers and fit the
         // kernel. `Placement` gave every buffer aligned memory of its own for its lifetime, except
@@ -306,6 +326,7 @@ impl TowerRun {
         // run, and `make_room` has made the memory large enough. The engine's lock excludes other
         // threads, and steps that access variables run only while their tower has the turn.
         let ran = catch_unwind(AssertUnwindSafe(|| unsafe { step.kernel.run(cx.team, &memory) }));
+        drop(span);
         let here = |e: Error| e.within(&step.origin.name).at(step.origin.site);
         ran.unwrap_or_else(|panic| resume_unwind(Box::new(here(panicked(&*panic))))).map_err(here)?;
         if let Some(started) = started {
@@ -325,6 +346,8 @@ impl TowerRun {
         phase: Phase,
         variables: &[Measured],
     ) -> Result<()> {
+        let name = || Name::Part(format!("tower {}", cx.tower).into(), phase.name());
+        let _span = timeline::span(|| Label { category: "tower", name: name() });
         let Plan { live_from, commit_from, .. } = self.plan;
         let steps = match phase {
             Phase::Apart => 0..live_from,
@@ -376,10 +399,17 @@ impl TowerRun {
         Ok(())
     }
 
+    /// Returns the name of a step in timelines: the kind of kernel and what it was lowered from.
+    fn name(&self, step: usize) -> Arc<str> {
+        let names =
+            self.names.get_or_init(|| self.plan.steps.iter().map(|s| kernel_name(s).into()).collect());
+        names[step].clone()
+    }
+
     /// Returns the time spent in each kernel, if it is measured.
     pub(super) fn profile(&self) -> impl Iterator<Item = KernelTime> {
         self.plan.steps.iter().zip(&self.times).map(|(step, t)| KernelTime {
-            name: format!("{} {}", step.kernel.name(), step.origin.name),
+            name: kernel_name(step),
             runs: t.runs,
             seconds: t.seconds,
             best_seconds: t.best,
@@ -416,6 +446,10 @@ impl TowerRun {
         }
         Ok(found)
     }
+}
+
+fn kernel_name(step: &Step) -> String {
+    format!("{} {}", step.kernel.name(), step.origin.name)
 }
 
 /// The treatment of the extremes of checked elements in a step.

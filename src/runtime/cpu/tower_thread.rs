@@ -7,7 +7,7 @@
 
 use super::all_reduce::{Communicator, Overdue};
 use super::engine::CpuProgram;
-use crate::kir::Origin;
+use super::tower_positions::Origins;
 use crate::runtime::executor::{Executable, Feed, KernelTime, Outcome, RunInfo};
 use crate::runtime::value_errors::Diagnosis;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -90,7 +90,7 @@ pub(super) struct WatchedProgram {
     communicator: Arc<Communicator>,
     tower_thread: Arc<TowerThread>,
     /// The origins of the steps of each tower, for errors.
-    steps: Vec<Vec<Arc<Origin>>>,
+    steps: Arc<Origins>,
 }
 
 impl WatchedProgram {

@@ -3,6 +3,7 @@
 use crate::runtime::executor::KernelTime;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tensorpack_timeline as timeline;
 
 /// What the host does for a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +39,13 @@ struct Time {
 #[derive(Default)]
 pub(super) struct HostTimes([Mutex<Time>; PARTS.len()]);
 
-/// Measures the parts of a launch, one after the other. Without times it does nothing.
-pub(super) struct PartTimer<'a>(Option<(&'a HostTimes, Instant)>);
+/// Measures the parts of a launch, one after the other, for the times of its program and for
+/// timelines. It does nothing if neither is wanted.
+pub(super) struct PartTimer<'a> {
+    times: Option<&'a HostTimes>,
+    /// When the last part ended.
+    begun: Option<Instant>,
+}
 
 impl HostTimes {
     /// Returns where to add up times, if sessions profile.
@@ -49,7 +55,8 @@ impl HostTimes {
 
     /// Starts to measure.
     pub(super) fn timer(times: &Option<Arc<HostTimes>>) -> PartTimer<'_> {
-        PartTimer(times.as_deref().map(|times| (times, Instant::now())))
+        let begun = (times.is_some() || timeline::is_recording()).then(Instant::now);
+        PartTimer { times: times.as_deref(), begun }
     }
 
     /// Returns the times of all parts.
@@ -73,10 +80,12 @@ impl HostTimes {
 impl PartTimer<'_> {
     /// Ends a part: everything since the last one ended.
     pub(super) fn end(&mut self, part: HostPart) {
-        let Some((times, begun)) = &mut self.0 else { return };
+        let Some(begun) = self.begun else { return };
         let now = Instant::now();
-        let took = now.duration_since(std::mem::replace(begun, now));
+        self.begun = Some(now);
         let index = PARTS.iter().position(|(p, _)| *p == part).expect("all parts are listed");
+        timeline::record("launch", PARTS[index].1, begun, now);
+        let (Some(times), took) = (self.times, now.duration_since(begun)) else { return };
         let mut time = times.0[index].lock().unwrap_or_else(PoisonError::into_inner);
         time.runs += 1;
         time.total += took;

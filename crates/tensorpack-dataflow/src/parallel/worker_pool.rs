@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_timeline as timeline;
 
 /// The settings of a stage.
 #[derive(Clone, Debug)]
@@ -113,15 +114,20 @@ fn worker_loop<T>(
     next: Arc<Mutex<impl FnMut() -> Task<T>>>,
     work: Arc<impl Fn(T) -> Result<Sample>>,
     keep_order: bool,
-    stage: &str,
+    stage: &'static str,
 ) {
     loop {
+        let waiting = timeline::static_span("dataflow", "wait for a turn to read");
         let mut source = next.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(position) = buffer.reserve() else { return };
+        drop(waiting);
+        let reading = timeline::static_span("dataflow", "read the input of the stage");
         let Task { work: task, state, epoch, index } = source();
+        drop(reading);
         let read = match task {
             Ok(Some(task)) => {
                 drop(source);
+                let _working = timeline::static_span("dataflow", stage);
                 catch_panic(stage, epoch, index, || work(task).map(Some))
             }
             // In unordered mode the end of a pass must still come after all its samples.

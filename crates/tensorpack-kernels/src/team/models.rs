@@ -40,7 +40,7 @@ impl Output {
 fn jobs_in_a_row_run_every_chunk_once() {
     for all in ALL {
         loom::model(move || {
-            let mut team = Team::among(2, all);
+            let mut team = Team::among(2, all, "team");
             let output = Output::new(3);
             team.run(3, &|chunk, _| output.add(chunk));
             assert_eq!(output.read(), [1, 1, 1]);
@@ -54,7 +54,7 @@ fn jobs_in_a_row_run_every_chunk_once() {
 #[test]
 fn a_late_worker_joins_no_job_that_has_ended() {
     loom::model(|| {
-        let mut team = Team::among(2, usize::MAX);
+        let mut team = Team::among(2, usize::MAX, "team");
         for _ in 0..2 {
             // The output lives only as long as its job: loom reports a later access.
             let output = Output::new(2);
@@ -68,7 +68,7 @@ fn a_late_worker_joins_no_job_that_has_ended() {
 #[test]
 fn every_member_runs_at_the_same_time() {
     loom::model(|| {
-        let mut team = Team::among(2, usize::MAX);
+        let mut team = Team::among(2, usize::MAX, "team");
         for _ in 0..2 {
             let (arrived, all) = (Mutex::new(0), loom::sync::Condvar::new());
             team.run_on_every_member(&|_| {
@@ -91,7 +91,7 @@ fn three_members_run_every_chunk_once() {
     // Three threads have too many schedules with more preemptions.
     model.preemption_bound = Some(1);
     model.check(|| {
-        let mut team = Team::among(3, usize::MAX);
+        let mut team = Team::among(3, usize::MAX, "team");
         let output = Output::new(3);
         team.run(3, &|chunk, _| output.add(chunk));
         assert_eq!(output.read(), [1; 3]);
@@ -105,7 +105,7 @@ fn members_without_chunks_stay_out_of_a_job() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(1);
     model.check(|| {
-        let mut team = Team::among(3, usize::MAX);
+        let mut team = Team::among(3, usize::MAX, "team");
         for chunks in [2, 3] {
             // The output lives only as long as its job: loom reports a later access.
             let output = Output::new(chunks);
@@ -123,7 +123,7 @@ fn members_without_chunks_stay_out_of_a_job() {
 fn a_panic_ends_the_job_on_all_members() {
     for bad in 0..2 {
         loom::model(move || {
-            let mut team = Team::among(2, usize::MAX);
+            let mut team = Team::among(2, usize::MAX, "team");
             let ran = Counter::new(0);
             let job = |chunk, _| {
                 // Without the panic hook, which prints.
@@ -144,5 +144,5 @@ fn a_panic_ends_the_job_on_all_members() {
 /// A team without a job ends: dropping it wakes the workers.
 #[test]
 fn an_idle_team_ends() {
-    loom::model(|| drop(Team::among(3, usize::MAX)));
+    loom::model(|| drop(Team::among(3, usize::MAX, "team")));
 }
