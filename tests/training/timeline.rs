@@ -166,7 +166,7 @@ fn an_epoch_on_the_timeline_has_the_times_of_its_line_in_the_log() {
     assert_eq!(trace.named("Sleepy: trigger_step").len(), 10);
     assert_eq!(trace.named("Sleepy: trigger_epoch").len(), 1);
     assert!(seconds(&trace, "Sleepy: trigger_epoch") >= 0.06);
-    assert_eq!(trace.named("save a checkpoint").len(), 1);
+    assert_eq!(trace.named("copy the state for a checkpoint").len(), 1);
     assert!(trace.names("kernel").iter().any(|name| name.contains("Slow")), "{:?}", trace.names("kernel"));
     assert!(trace.named("read a batch").iter().any(|event| event.thread == "input"));
     let report = trace.named("wait for a batch");
