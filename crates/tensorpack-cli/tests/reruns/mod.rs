@@ -181,11 +181,11 @@ fn a_stretch_of_a_run_is_computed_again() {
     change_manifest(&dir, |start| start["executable"]["bytes"] = 1.into());
     let output = verify(&["--from", "16", "--to", "20"]);
     assert!(output.status.success(), "{output:?}");
-    assert_mentions(&String::from_utf8_lossy(&output.stderr), &["warning", "built again since the run"]);
+    assert_mentions(String::from_utf8_lossy(&output.stderr), &["warning", "built again since the run"]);
     change_manifest(&dir, |start| start["executable"]["path"] = "/nowhere/program".into());
-    assert_mentions(&error(&verify(&[])), &["/nowhere/program", "missing", "build it again"]);
+    assert_mentions(error(&verify(&[])), &["/nowhere/program", "missing", "build it again"]);
     change_manifest(&dir, |start| start["processes"] = 3.into());
-    assert_mentions(&error(&verify(&[])), &["3 processes"]);
+    assert_mentions(error(&verify(&[])), &["3 processes"]);
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn a_step_that_is_not_finite_is_replayed() {
     assert!(contents(&dir) == before, "the run was written to");
 
     // A good step of the same run, before it.
-    assert_mentions(&out(&replay("6", &[])), &["step 6", "all are finite"]);
+    assert_mentions(out(&replay("6", &[])), &["step 6", "all are finite"]);
     let e = error(&replay("3", &[]));
     assert_mentions(&e, &["no checkpoint from before step 3", "the steps 4"]);
 }
