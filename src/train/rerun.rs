@@ -2,8 +2,8 @@
 //!
 //! The command puts a copy of a checkpoint into a temporary directory, and starts the program of the
 //! run again with [`VARIABLE`] set to a file that says what to do. The program then trains in that
-//! directory, in the process of the command's choice, and ends when that is done. It writes what it
-//! found to a report, a line of JSON for each finding.
+//! directory, and ends when the task is done. It writes what it found to a report, a line of JSON for
+//! each finding.
 
 use super::{RunConfig, StepsPerLaunch};
 use crate::callback::{Position, TrainState};
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use tensorpack_tensor::{Error, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// The environment variable that names the file with the task.
 const VARIABLE: &str = "TENSORPACK_RERUN";
@@ -80,9 +80,19 @@ impl Rerun {
 
     /// Compares the state of a commit point with the checkpoint that was taken there, if there is one,
     /// and ends the process after the last one. Call it with no run in flight if [`Rerun::is_due`].
+    /// Returns an error if the step to replay is over and was not seen.
     pub(super) fn compare(&mut self, state: &TrainState) -> Result<()> {
         let now = state.position();
-        let Task::Verify(ahead) = &mut self.task else { return Ok(()) };
+        let ahead = match &mut self.task {
+            Task::Verify(ahead) => ahead,
+            Task::Replay { step, .. } if now.global_step >= *step => {
+                let why =
+                    format!("step {step} cannot be replayed: it is no run of the trainer's own session");
+                return Err(Error::new(ErrorKind::Unsupported, why)
+                    .note("asynchronous trainers and steps without a run of the graph are not supported"));
+            }
+            Task::Replay { .. } => return Ok(()),
+        };
         let is_due = ahead.front().is_some_and(|(_, position)| !is_before(&now, position));
         let Some((folder, position)) = is_due.then(|| ahead.pop_front()).flatten() else { return Ok(()) };
         let is_last = ahead.is_empty();

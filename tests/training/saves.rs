@@ -211,7 +211,7 @@ fn an_error_of_the_writer_ends_the_run() {
         let e = train(config.disk(disk)).err().expect("an error");
         assert_eq!(e.kind(), ErrorKind::Io, "{e}");
         let file = format!("step-{failing:010}");
-        assert_mentions(&e.to_string(), &["cannot write", &file, "state.json", "earlier checkpoints"]);
+        assert_mentions(&e, &["cannot write", &file, "state.json", "earlier checkpoints"]);
         assert!(*last.lock().unwrap() >= STEPS.min(failing + 2), "the steps waited for the disk");
         assert_eq!(saved(dir.path()), [2]);
         resume_and_compare(dir.path());

@@ -63,7 +63,7 @@ fn batch(i: usize, divisor: f32) -> Vec<HostTensor> {
 fn data(kind: &str) -> Flow {
     let batches = |bad: bool| (0..30).map(|i| batch(i, if bad && i == BAD { 0.0 } else { 2.0 })).collect();
     match kind {
-        "shuffled" => FromList::new(batches(false)).shuffle().into_flow(),
+        "shuffled" | "asynchronous" => FromList::new(batches(false)).shuffle().into_flow(),
         "once" => FromIter::once((0..30).map(|i| Ok(batch(i, 2.0)))).into_flow(),
         _ => FromList::new(batches(true)).into_flow(),
     }
@@ -80,7 +80,11 @@ fn child() {
         .steps_per_epoch(STEPS)
         .max_epoch(2)
         .keep(Keep::last(99));
-    let args = TrainArgs::parse_options(["--seed", "5", "--fresh", "--logdir", dir]).unwrap();
+    let mut options = vec!["--seed", "5", "--fresh", "--logdir", dir];
+    if kind == "asynchronous" {
+        options.extend(["--trainer", "async", "--devices", "cpu:0,cpu:1"]);
+    }
+    let args = TrainArgs::parse_options(options).unwrap();
     let trained = args.configure(config).unwrap().train();
     // After a run that is only repeated, the program must not get here.
     fs::write(Path::new(dir).join("exported"), "weights").unwrap();
@@ -181,11 +185,11 @@ fn a_stretch_of_a_run_is_computed_again() {
     change_manifest(&dir, |start| start["executable"]["bytes"] = 1.into());
     let output = verify(&["--from", "16", "--to", "20"]);
     assert!(output.status.success(), "{output:?}");
-    assert_mentions(&String::from_utf8_lossy(&output.stderr), &["warning", "built again since the run"]);
+    assert_mentions(String::from_utf8_lossy(&output.stderr), &["warning", "built again since the run"]);
     change_manifest(&dir, |start| start["executable"]["path"] = "/nowhere/program".into());
-    assert_mentions(&error(&verify(&[])), &["/nowhere/program", "missing", "build it again"]);
+    assert_mentions(error(&verify(&[])), &["/nowhere/program", "missing", "build it again"]);
     change_manifest(&dir, |start| start["processes"] = 3.into());
-    assert_mentions(&error(&verify(&[])), &["3 processes"]);
+    assert_mentions(error(&verify(&[])), &["3 processes"]);
 }
 
 #[test]
@@ -206,6 +210,16 @@ fn data_that_cannot_be_read_again_is_an_error() {
     let cache = tempfile::tempdir().unwrap();
     let e = error(&tensorpack(&["verify", dir.to_str().unwrap()], cache.path(), None));
     assert_mentions(&e, &["no step can be repeated", "read only once"]);
+}
+
+/// Its steps run on forks of the session.
+#[test]
+fn a_step_of_an_asynchronous_run_cannot_be_replayed() {
+    let (_root, dir, trained) = train("asynchronous");
+    assert!(trained.status.success(), "{trained:?}");
+    let cache = tempfile::tempdir().unwrap();
+    let e = error(&tensorpack(&["replay", dir.to_str().unwrap(), "--step", "6"], cache.path(), None));
+    assert_mentions(e, &["step 6 cannot be replayed", "asynchronous trainers"]);
 }
 
 #[test]
@@ -246,7 +260,7 @@ fn a_step_that_is_not_finite_is_replayed() {
     assert!(contents(&dir) == before, "the run was written to");
 
     // A good step of the same run, before it.
-    assert_mentions(&out(&replay("6", &[])), &["step 6", "all are finite"]);
+    assert_mentions(out(&replay("6", &[])), &["step 6", "all are finite"]);
     let e = error(&replay("3", &[]));
     assert_mentions(&e, &["no checkpoint from before step 3", "the steps 4"]);
 }
