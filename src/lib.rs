@@ -18,6 +18,8 @@ pub mod graph;
 mod op_cases;
 pub mod ops;
 pub mod autodiff;
+pub mod control;
+pub mod ctc;
 pub mod optim;
 pub mod tower;
 pub mod nn;

@@ -30,6 +30,7 @@ mod snapshot;
 mod staging;
 mod step_program;
 mod tower_collectives;
+mod unread;
 mod update_turns;
 mod value_errors;
 mod xla;
