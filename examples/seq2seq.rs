@@ -2,7 +2,7 @@
 //! "11/18/2026", "Nov 2026") and writes them in one ("2026-11-18", "2026-11").
 //!
 //! `cargo run --release --example seq2seq` generates its data. A bidirectional GRU reads the characters;
-//! another GRU with attention writes the result. It trains for 8 epochs and writes at least 97 % of the
+//! another GRU with attention writes the result. It trains for 4 epochs and writes at least 98 % of the
 //! test dates without a mistake; with `--assert` it fails otherwise. `--full` trains for 30 epochs.
 
 use tensorpack::dataflow::{DataFlow, Flow, FromFn, Sample, SampleRng, Seed};
@@ -18,7 +18,7 @@ const STEPS: u64 = 200;
 const BATCH: usize = 64;
 const UNITS: usize = 128;
 /// The fraction of dates without a mistake that `--assert` requires.
-const TARGET: f64 = 0.97;
+const TARGET: f64 = 0.98;
 /// Character 0 is the padding. As an output it is the end, as the decoder's first input the start.
 const ALPHABET: &str = "\00123456789-./, abcdefghijklmnopqrstuvwxyz";
 const MONTHS: [&str; 12] = [
@@ -191,7 +191,7 @@ fn main() -> Result<()> {
         .callback(ModelSaver::new())
         .callback(runner)
         .callback(MaxSaver::new("val_exact"))
-        .max_epoch(if args.full { 30 } else { 8 });
+        .max_epoch(if args.full { 30 } else { 4 });
     let trained = args.configure(config)?.train()?;
 
     let exact = trained.monitors.latest("val_exact");

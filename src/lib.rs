@@ -66,6 +66,8 @@ mod documentation {
     struct Checkpoints;
     #[doc = include_str!("../docs/optimizers.md")]
     struct Optimizers;
+    #[doc = include_str!("../docs/sequences.md")]
+    struct Sequences;
     #[doc = include_str!("../docs/layers.md")]
     struct Layers;
     #[doc = include_str!("../docs/callbacks.md")]

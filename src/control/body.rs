@@ -12,6 +12,9 @@ use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 /// The type and the concrete sizes of every tensor of a body.
 pub(super) type Concrete = HashMap<TensorId, (DType, Vec<usize>)>;
 
+/// An operation of a step, with the types and sizes of its outputs.
+type Step<'a> = (NodeId, &'a Arc<dyn OpDef>, Vec<(DType, Vec<usize>)>);
+
 /// The body of a loop.
 #[derive(Debug)]
 pub(super) struct Body {
@@ -134,10 +137,7 @@ impl Body {
     }
 
     /// Returns the operations to compute in a step, with the specs of their outputs.
-    fn steps<'a>(
-        &'a self,
-        concrete: &'a Concrete,
-    ) -> impl Iterator<Item = (NodeId, &'a Arc<dyn OpDef>, Vec<(DType, Vec<usize>)>)> {
+    fn steps<'a>(&'a self, concrete: &'a Concrete) -> impl Iterator<Item = Step<'a>> {
         self.values.iter().filter_map(|&id| {
             let node = self.graph.node(id);
             let NodeKind::Op(op) = &node.kind else { return None };

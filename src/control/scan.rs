@@ -443,7 +443,9 @@ impl Backward {
             extra.insert(i, gradient);
         }
         let wanted: Vec<&Tensor> = arguments.iter().collect();
-        let found = match terms.into_iter().reduce(|a, b| a + b) {
+        // The value of this cost is never computed, but its terms must have one type.
+        let wide = if terms.iter().any(|t| t.dtype() == DType::F64) { DType::F64 } else { DType::F32 };
+        let found = match terms.iter().map(|t| t.cast(wide)).reduce(|a, b| a + b) {
             Some(cost) => gradients(&cost, &wanted)?,
             None => vec![None; wanted.len()],
         };
@@ -472,10 +474,11 @@ impl Backward {
                             Source::Products(results.len() - 2)
                         }
                         None => {
-                            let sum = inner.input_of(argument.spec().clone());
-                            init.push(zeros(cx.input(i)));
-                            // Sums come after the gradients of the state.
-                            next.push(&sum + gradient);
+                            // Sums come after the gradients of the state. 16 bits would lose digits.
+                            let (wide, shape) = (argument.dtype().widened(), argument.shape().clone());
+                            let sum = inner.input_of(Spec { dtype: wide, shape });
+                            init.push(zeros(&cx.input(i).cast(wide)));
+                            next.push(&sum + gradient.cast(wide));
                             state.push(sum);
                             Source::State(next.len() - 1)
                         }
@@ -510,16 +513,16 @@ impl Backward {
         let carries = self.op.carries;
         let graph = cx.input(0).graph();
         let made = graph.add_op(Arc::new(self.op), &inputs);
-        let gradient = |source: &Source| match *source {
+        let gradient = |(input, source): (usize, &Source)| match *source {
             Source::None => None,
-            Source::State(i) => Some(made[i].clone()),
+            Source::State(i) => Some(made[i].cast(cx.input(input).dtype())),
             Source::Result(i) => Some(made[carries + i].clone()),
             Source::Products(i) => {
                 let factors = [&made[carries + i], &made[carries + i + 1]];
                 Some(graph.einsum("tab,tbc->ac", &factors))
             }
         };
-        self.sources.iter().map(gradient).collect()
+        self.sources.iter().enumerate().map(gradient).collect()
     }
 }
 

@@ -15,8 +15,8 @@ fn step(rmax: f64, dmax: f64, x: &HostTensor) -> (Vec<f64>, Vec<f64>, Vec<f64>) 
     let all = graph.group(&updates.iter().collect::<Vec<_>>());
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     let vector = |values: [f64; 2]| HostTensor::new([2], values.to_vec()).unwrap();
-    session.write("norm/mean/EMA", &vector([0.5, -1.0])).unwrap();
-    session.write("norm/variance/EMA", &vector([4.0, 0.25])).unwrap();
+    session.write("norm/mean/EMA", &vector([0.6, -1.0])).unwrap();
+    session.write("norm/variance/EMA", &vector([1.2, 0.25])).unwrap();
     session.write("norm/beta", &vector([0.1, 0.2])).unwrap();
     let before = session.run(&[&inferred], &[("x", x)]).unwrap().remove(0).to_f64_vec();
     let found = session.run(&[&y, &all], &[("x", x)]).unwrap().remove(0).to_f64_vec();
@@ -27,7 +27,7 @@ fn step(rmax: f64, dmax: f64, x: &HostTensor) -> (Vec<f64>, Vec<f64>, Vec<f64>) 
 fn batch_renorm_follows_its_formula() {
     let values = [1.0, 2.0, -0.5, 0.3, 2.5, 1.1, 0.0, -0.7];
     let x = HostTensor::new([4, 2], values.to_vec()).unwrap();
-    let (running_mean, running_variance, beta) = ([0.5, -1.0], [4.0, 0.25], [0.1, 0.2]);
+    let (running_mean, running_variance, beta) = ([0.6, -1.0], [1.2, 0.25], [0.1, 0.2]);
     let mut clipped = [false; 2];
     for (rmax, dmax) in [(1.0, 0.0), (1.5, 0.5), (100.0, 100.0)] {
         let (found, mean_after, inferred) = step(rmax, dmax, &x);

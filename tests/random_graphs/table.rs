@@ -265,7 +265,8 @@ fn reductions() -> Vec<Row> {
         Op "cumulative sum" (x) [a: isize] => x.cumsum(a); |d| { let (x, a) = along(d)?; let s = d.scale(x) * 2.0; scaled(&[x], vec![Value::Int(a)], s) };
         Op "scan" (x, w) [r: bool] => {
                 let first = x.slice_axis(0, 0, Some(1)).squeeze(0).tanh();
-                let scan = Scan::new(&[&first]).over(&[x]).captured(&[w]);
+                let factor = w.cast(x.dtype());
+                let scan = Scan::new(&[&first]).over(&[x]).captured(&[&factor]);
                 let scan = if r { scan.reverse() } else { scan };
                 let (last, results) = scan.run(|carried, now, constant| {
                     let next = (&carried[0] * &constant[0] + &now[0]).tanh();

@@ -88,7 +88,11 @@ fn unknown_time_gives_what_known_time_gives() {
             [(None, false), (None, true), (Some(&[5, 2, 0][..]), false), (Some(&[1, 5, 3][..]), true)]
         {
             let expected = results(layer, true, lengths, reverse, &x, &SessionOptions::default());
-            for engine in engines() {
+            // Compiling for XLA takes seconds, so each layer has one case there.
+            let for_xla = lengths.is_some() && reverse == matches!(layer, Layer::Lstm);
+            for engine in
+                engines().into_iter().filter(|e| for_xla || !e.device.to_string().starts_with("xla"))
+            {
                 let found = results(layer, false, lengths, reverse, &x, &engine);
                 assert_close(
                     &format!("{layer:?} {lengths:?} {reverse} on {}", engine.device),
