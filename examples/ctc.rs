@@ -2,7 +2,7 @@
 //! convnet, a bidirectional GRU and the CTC loss.
 //!
 //! `cargo run --release --example ctc` draws the strings from MNIST, or from generated digits if that
-//! cannot be downloaded. It trains for 8 epochs and reaches a label error of at most 4 %; with
+//! cannot be downloaded. It trains for 4 epochs and reaches a label error of at most 4 %; with
 //! `--assert` it fails otherwise. `--full` trains for 40 epochs.
 
 use tensorpack::callback::CtcErrorRate;
@@ -126,7 +126,7 @@ fn main() -> Result<()> {
         .callback(ModelSaver::new())
         .callback(runner.with(error))
         .callback(MinSaver::new("val_label_error"))
-        .max_epoch(if args.full { 40 } else { 8 });
+        .max_epoch(if args.full { 40 } else { 4 });
     let trained = args.configure(config)?.train()?;
 
     let error = trained.monitors.latest("val_label_error");

@@ -536,7 +536,7 @@ mod tests {
         // the state, and results.
         case("Scan", Twice, |draw| {
             let (steps, batch, units) =
-                (draw.pick(&[1, 2, 3, 5, 0]), draw.pick(&[1, 2, 3]), draw.pick(&[1, 2, 4]));
+                (draw.pick(&[1, 2, 3, 0]), draw.pick(&[1, 2, 3]), draw.pick(&[1, 2, 4]));
             let (reverse, twice) = (draw.below(2) == 1, draw.below(3) == 2);
             let inputs = vec![
                 Input::floats(draw, [batch, units], Any),
@@ -569,7 +569,7 @@ mod tests {
                 let grown = crate::control::while_loop(
                     &[&total, &x[0]],
                     &[&bound],
-                    4,
+                    3,
                     |s, captured| s[0].less(&captured[0]),
                     |s, _| vec![s[0].square() + 1.0, &s[1] * &s[0]],
                 );
