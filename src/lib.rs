@@ -18,6 +18,8 @@ pub mod graph;
 mod op_cases;
 pub mod ops;
 pub mod autodiff;
+pub mod control;
+pub mod ctc;
 pub mod optim;
 pub mod tower;
 pub mod nn;
@@ -64,6 +66,8 @@ mod documentation {
     struct Checkpoints;
     #[doc = include_str!("../docs/optimizers.md")]
     struct Optimizers;
+    #[doc = include_str!("../docs/sequences.md")]
+    struct Sequences;
     #[doc = include_str!("../docs/layers.md")]
     struct Layers;
     #[doc = include_str!("../docs/callbacks.md")]

@@ -5,11 +5,14 @@ pub use crate::callback::{
     Callback, ClassificationError, EarlyStopping, InferenceRunner, MaxSaver, MinSaver, ModelSaver,
     PeriodicTrigger, ScalarStats, ScheduledHyperParamSetter,
 };
+pub use crate::control::Scan;
+pub use crate::ctc::CtcOptions;
 pub use crate::graph::{Graph, Init, LossScale, Op, Precision, Tensor, TensorSpec, Variable, VariableSpec};
 pub use crate::nn::{
-    Activation, BatchNorm, Conv1d, Conv2d, Conv2dTranspose, DepthwiseConv2d, Dropout, Embedding, GroupNorm,
-    Gru, GruCell, InstanceNorm, KvCache, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout,
-    MultiHeadAttention, PRelu, describe_trainables, l1_regularizer, l2_regularizer, regularize_cost,
+    Activation, BatchNorm, BatchRenorm, Conv1d, Conv2d, Conv2dTranspose, DepthwiseConv2d, Dropout, Embedding,
+    GroupNorm, Gru, GruCell, InstanceNorm, KvCache, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout,
+    MultiHeadAttention, PRelu, RecurrentOptions, describe_trainables, l1_regularizer, l2_regularizer,
+    regularize_cost,
 };
 pub use crate::ops::{
     AttentionOptions, Conv1dOptions, Conv2dOptions, CumsumOptions, GridSampleOptions, Layout, Padding,

@@ -3,6 +3,7 @@
 //! instruction set of this machine.
 
 mod more_ops;
+mod sequences;
 mod vision;
 
 use serde_json::Value;
@@ -162,6 +163,7 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Vec<Tensor> {
         "linear_tanh_linear" => linear(&linear(&x[0], &x[1], &x[2]).tanh(), &x[3], &x[4]),
         other => more_ops::apply(other, attrs, x)
             .or_else(|| vision::apply(other, attrs, x))
+            .or_else(|| sequences::apply(other, attrs, x))
             .unwrap_or_else(|| panic!("the operation {other} of the golden file has no translation here")),
     };
     vec![y]
@@ -348,6 +350,11 @@ fn operations_and_gradients() {
 #[test]
 fn more_operations_and_gradients() {
     assert!(check_file("more_ops.json", 77).is_empty());
+}
+
+#[test]
+fn ctc_losses_and_gradients() {
+    assert!(check_file("sequences.json", 11).is_empty());
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 use tensorpack::callback::{
-    Auc, BinaryClassificationStats, Bleu, ConfusionMatrix, Inferencer, Perplexity, TopKError, WordErrorRate,
+    Auc, BinaryClassificationStats, Bleu, ConfusionMatrix, CtcErrorRate, Inferencer, Perplexity, TopKError,
+    WordErrorRate,
 };
 use tensorpack::dataflow::FromList;
 use tensorpack::optim::Optimizer;
@@ -138,6 +139,39 @@ fn scores_of_a_worked_example() {
     let broken = [floats(&[2], &[0.5, f32::NAN]), ints(&[2], &[1, 0])];
     let e = Auc::new("score", "label").batch(&broken, 2).unwrap_err();
     assert_mentions(&e, &["element 1", "score", "NaN"]);
+}
+
+#[test]
+fn means_may_be_weighted_by_tokens() {
+    let specs = [TensorSpec::f32("loss", []), TensorSpec::f32("tokens", []), TensorSpec::f32("x", [None])];
+    let batch = |loss: f32, tokens: f32, examples: usize| {
+        vec![floats(&[], &[loss]), floats(&[], &[tokens]), floats(&[examples], &vec![0.0; examples])]
+    };
+    let batches = vec![batch(1.0, 10.0, 7), batch(4.0, 20.0, 1), batch(100.0, 0.0, 3)];
+    let stats = ScalarStats::new("loss").weighted_by("tokens");
+    let found = statistics(&specs, batches.clone(), vec![Box::new(stats)], 1).unwrap();
+    assert_close(&found, "loss", 3.0);
+    let e = statistics(&specs, batches, vec![Box::new(ScalarStats::new("loss").weighted_by("x"))], 1);
+    assert_mentions(&e.unwrap_err(), &["x", "not a scalar"]);
+}
+
+#[test]
+fn label_errors_of_a_worked_example() {
+    let specs = [
+        TensorSpec::f32("logits", [None, Some(4), Some(3)]),
+        TensorSpec::i32("steps", [None]),
+        TensorSpec::i32("label", [None, Some(2)]),
+    ];
+    let paths = [[1, 1, 0, 1], [2, 2, 1, 0], [0, 1, 0, 2]];
+    let mut logits = [0.0f32; 36];
+    paths.iter().flatten().enumerate().for_each(|(i, class)| logits[3 * i + class] = 1.0);
+    // Right; one of one labels missing, because no step counts; one of two wrong.
+    let batch =
+        vec![floats(&[3, 4, 3], &logits), ints(&[3], &[4, 0, 4]), ints(&[3, 2], &[1, 1, 2, -1, 1, 1])];
+    let error = CtcErrorRate::new("logits", "steps", "label");
+    let found = statistics(&specs, vec![batch], vec![Box::new(error)], 1).unwrap();
+    assert_close(&found, "label_error", 2.0 / 5.0);
+    assert_close(&found, "sequence_error", 2.0 / 3.0);
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod pytorch_files;
 mod quantized_files;
 mod random;
 mod records;
+mod sequences;
 mod session_init;
 mod torch_nets;
 mod towers;

@@ -38,9 +38,11 @@ pub(super) fn prefixed(prefix: &str, name: &str) -> String {
 #[derive(Clone, Debug)]
 pub struct ScalarStats {
     names: Vec<String>,
+    weight: Option<String>,
     prefix: String,
     sums: Vec<f64>,
-    examples: f64,
+    /// The sum of the weights.
+    total: f64,
 }
 
 impl ScalarStats {
@@ -54,13 +56,20 @@ impl ScalarStats {
     #[doc(alias = "of")]
     pub fn from_names<S: Into<String>>(names: impl IntoIterator<Item = S>) -> ScalarStats {
         let names = names.into_iter().map(Into::into).collect();
-        ScalarStats { names, prefix: PREFIX.into(), sums: Vec::new(), examples: 0.0 }
+        ScalarStats { names, weight: None, prefix: PREFIX.into(), sums: Vec::new(), total: 0.0 }
     }
 
     /// Sets the [prefix](Inferencer) of the statistics.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> ScalarStats {
         ScalarStats { prefix: prefix.into(), ..self }
+    }
+
+    /// Weights each batch by the scalar `weight` of the tower instead of its number of examples: for
+    /// means over tokens, of which batches have different numbers. NaN if all weights are 0.
+    #[must_use]
+    pub fn weighted_by(self, weight: impl Into<String>) -> ScalarStats {
+        ScalarStats { weight: Some(weight.into()), ..self }
     }
 }
 
@@ -73,24 +82,29 @@ impl Inferencer for ScalarStats {
                 _ => Err(Error::shape(format!("{name} is {}, not a scalar", tensor.shape()))),
             }
         };
-        self.names.iter().map(scalar).collect()
+        self.names.iter().chain(&self.weight).map(scalar).collect()
     }
 
     fn start(&mut self) {
         self.sums = vec![0.0; self.names.len()];
-        self.examples = 0.0;
+        self.total = 0.0;
     }
 
     fn batch(&mut self, values: &[HostTensor], examples: usize) -> Result<()> {
-        self.examples += examples as f64;
+        let weight = match &self.weight {
+            Some(name) => values[self.names.len()].to_scalar().map_err(|e| e.within(name))?,
+            None => examples as f64,
+        };
+        self.total += weight;
         for (sum, value) in self.sums.iter_mut().zip(values) {
-            *sum += value.to_scalar()? * examples as f64;
+            // The mean of no tokens may be NaN.
+            *sum += if weight == 0.0 { 0.0 } else { value.to_scalar()? * weight };
         }
         Ok(())
     }
 
     fn finish(&mut self) -> Vec<(String, f64)> {
-        self.names().into_iter().zip(&self.sums).map(|(name, sum)| (name, sum / self.examples)).collect()
+        self.names().into_iter().zip(&self.sums).map(|(name, sum)| (name, sum / self.total)).collect()
     }
 
     fn names(&self) -> Vec<String> {

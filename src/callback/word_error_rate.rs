@@ -60,7 +60,7 @@ impl WordErrorRate {
 }
 
 /// Returns the Levenshtein distance of two sequences.
-fn edit_distance(a: &[i64], b: &[i64]) -> u64 {
+pub(super) fn edit_distance(a: &[i64], b: &[i64]) -> u64 {
     // distances[j] is the distance of the part of `a` that was read and the first j elements of `b`.
     let mut distances: Vec<u64> = (0..=b.len() as u64).collect();
     for x in a {

@@ -346,6 +346,12 @@ impl Graph {
         tensor
     }
 
+    /// Adds an input of this type and shape, whose unknown dims may be those of another graph.
+    #[track_caller]
+    pub(crate) fn input_of(&self, spec: Spec) -> Tensor {
+        self.add_node(NodeKind::Placeholder, &[], Some(vec![spec])).swap_remove(0)
+    }
+
     /// Adds an input on behalf of this crate: errors point at the line of the spec.
     pub(crate) fn input(&self, spec: &TensorSpec) -> Tensor {
         self.on_line(spec.site, || self.placeholder(spec))

@@ -25,6 +25,8 @@ pub struct BatchNorm {
     affine: Affine,
     momentum: f64,
     statistics: Statistics,
+    /// The largest correction of scale and shift towards the running statistics.
+    renorm: Option<(f64, f64)>,
     activation: Activation,
 }
 
@@ -54,6 +56,7 @@ impl BatchNorm {
             affine: Affine::default(),
             momentum: 0.9,
             statistics: Statistics::Batch,
+            renorm: None,
             activation: Activation::Identity,
         }
     }
@@ -128,6 +131,12 @@ impl BatchNorm {
         BatchNorm { statistics: Statistics::Running, ..self }
     }
 
+    /// Corrects scale and shift towards the running statistics, at most by these: see
+    /// [`BatchRenorm`](super::BatchRenorm).
+    pub(super) fn renorm(self, rmax: f64, dmax: f64) -> BatchNorm {
+        BatchNorm { renorm: Some((rmax, dmax)), ..self }
+    }
+
     /// Applies ReLU to the result.
     #[must_use]
     pub fn relu(self) -> BatchNorm {
@@ -170,15 +179,25 @@ impl BatchNorm {
                 return nhwc;
             }
             let (mean, variance) = self.mean_and_variance(t, source, &nhwc, &running);
-            let mut scale = (variance + self.affine.epsilon).rsqrt();
+            let deviation = |variance: &Tensor| (variance + self.affine.epsilon).rsqrt();
+            let mut scale = deviation(&variance);
+            let mut shift = beta.map(|beta| beta.value().clone());
+            if let (Some((rmax, dmax)), true) = (self.renorm, source == Statistics::Batch) {
+                let running_scale = deviation(running[1].value());
+                let r = (&running_scale / &scale).clip(1.0 / rmax, rmax).stop_gradient();
+                let d = ((&mean - running[0].value()) * running_scale).clip(-dmax, dmax).stop_gradient();
+                scale = scale * r;
+                let d = gamma.as_ref().map_or_else(|| d.clone(), |gamma| &d * gamma.value());
+                shift = Some(shift.map_or_else(|| d.clone(), |beta| beta + &d));
+            }
             if let Some(gamma) = gamma {
                 scale = scale * gamma.value();
             }
             // In a bf16 layer, statistics, scale and shift are f32 and are rounded just before use.
             let [mean, scale] = [mean, scale].map(|s| s.cast(x.dtype()));
             let mut y = (&nhwc - mean) * scale;
-            if let Some(beta) = beta {
-                y = y + beta.cast(x.dtype());
+            if let Some(shift) = shift {
+                y = y + shift.cast(x.dtype());
             }
             if let Statistics::Groups(_) = source {
                 y = y.merge_dims(0, 2);

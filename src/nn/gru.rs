@@ -3,7 +3,7 @@
 
 use super::bias::{add_bias, channels};
 use super::parameter::parameter;
-use super::sequence::{initial_state, unroll};
+use super::sequence::{Recurrence, RecurrentOptions, initial_state, run};
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
@@ -88,7 +88,21 @@ impl GruCell {
     }
 }
 
-/// A GRU over sequences `[batch, time, features]` of a known number of steps.
+impl Recurrence<1, 2> for GruCell {
+    const KIND: &'static str = "Gru";
+
+    fn units(&self) -> usize {
+        self.units
+    }
+
+    fn advance(&self, projected: &Tensor, [u, c]: &[Tensor; 2], state: Option<&[Tensor; 1]>) -> [Tensor; 1] {
+        [self.next_state(projected, [u, c], state.map(|[h]| h))]
+    }
+}
+
+/// A GRU over sequences `[batch, time, features]`. If the number of steps is known while the graph is
+/// built, gradients use stored results; otherwise they compute each step again (see
+/// [`Scan`](crate::control::Scan)).
 #[derive(Clone, Debug)]
 pub struct Gru {
     cell: GruCell,
@@ -123,19 +137,29 @@ impl Gru {
         x: &Tensor,
         state: Option<&Tensor>,
     ) -> (Tensor, Tensor) {
+        self.apply_with(t, name, x, state, &RecurrentOptions::default())
+    }
+
+    /// Like [`Gru::apply`], over sequences of different lengths, or backwards. The last state is that
+    /// after the last step of each example.
+    #[track_caller]
+    pub fn apply_with(
+        &self,
+        t: &TowerContext,
+        name: &str,
+        x: &Tensor,
+        state: Option<&Tensor>,
+        options: &RecurrentOptions,
+    ) -> (Tensor, Tensor) {
         let mut last = None;
         let y = t.layer(name, x, |t| {
             let project = |inputs: usize| self.cell.project(t, x, inputs);
-            let advance = |projected: &Tensor, [u, c]: &[Tensor; 2], state: Option<&Tensor>| {
-                let next = self.cell.next_state(projected, [u, c], state);
-                (next.clone(), next)
-            };
-            let initial = state.map(|h| initial_state("Gru", h, x, self.cell.units));
-            let (y, state) = unroll("Gru", x, project, initial, advance);
+            let initial = state.map(|h| [initial_state("Gru", h, x, self.cell.units)]);
+            let (y, state) = run(&self.cell, x, project, initial, options);
             last = state;
             y
         });
-        let last = last.unwrap_or_else(|| y.clone());
+        let [last] = last.unwrap_or_else(|| [y.clone()]);
         (y, last)
     }
 }

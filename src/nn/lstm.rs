@@ -3,7 +3,7 @@
 
 use super::bias::{add_bias, channels};
 use super::parameter::parameter;
-use super::sequence::{initial_state, unroll};
+use super::sequence::{Recurrence, RecurrentOptions, initial_state, run};
 use crate::graph::{Init, Tensor, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
@@ -118,7 +118,23 @@ impl LstmCell {
     }
 }
 
-/// An LSTM over sequences `[batch, time, features]` of a known number of steps.
+impl Recurrence<2, 1> for LstmCell {
+    const KIND: &'static str = "Lstm";
+
+    fn units(&self) -> usize {
+        self.units
+    }
+
+    fn advance(&self, projected: &Tensor, [u]: &[Tensor; 1], state: Option<&[Tensor; 2]>) -> [Tensor; 2] {
+        let state = state.map(|[c, h]| LstmState { c: c.clone(), h: h.clone() });
+        let next = self.next_state(projected, u, state.as_ref());
+        [next.c, next.h]
+    }
+}
+
+/// An LSTM over sequences `[batch, time, features]`. If the number of steps is known while the graph
+/// is built, gradients use stored results; otherwise they compute each step again (see
+/// [`Scan`](crate::control::Scan)).
 #[derive(Clone, Debug)]
 pub struct Lstm {
     cell: LstmCell,
@@ -158,19 +174,29 @@ impl Lstm {
         x: &Tensor,
         state: Option<&LstmState>,
     ) -> (Tensor, LstmState) {
+        self.apply_with(t, name, x, state, &RecurrentOptions::default())
+    }
+
+    /// Like [`Lstm::apply`], over sequences of different lengths, or backwards. The last state is
+    /// that after the last step of each example.
+    #[track_caller]
+    pub fn apply_with(
+        &self,
+        t: &TowerContext,
+        name: &str,
+        x: &Tensor,
+        state: Option<&LstmState>,
+        options: &RecurrentOptions,
+    ) -> (Tensor, LstmState) {
         let mut last = None;
         let y = t.layer(name, x, |t| {
             let project = |inputs: usize| self.cell.project(t, x, inputs);
-            let advance = |projected: &Tensor, [u]: &[Tensor; 1], state: Option<&LstmState>| {
-                let next = self.cell.next_state(projected, u, state);
-                (next.h.clone(), next)
-            };
-            let initial = state.map(|s| s.checked("Lstm", x, self.cell.units));
-            let (y, state) = unroll("Lstm", x, project, initial, advance);
+            let initial = state.map(|s| s.checked("Lstm", x, self.cell.units)).map(|s| [s.c, s.h]);
+            let (y, state) = run(&self.cell, x, project, initial, options);
             last = state;
             y
         });
-        let last = last.unwrap_or_else(|| LstmState { c: y.clone(), h: y.clone() });
-        (y, last)
+        let [c, h] = last.unwrap_or_else(|| [y.clone(), y.clone()]);
+        (y, LstmState { c, h })
     }
 }

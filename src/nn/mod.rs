@@ -16,6 +16,7 @@
 mod activation;
 mod affine;
 mod batch_norm;
+mod batch_renorm;
 mod bias;
 mod conv1d;
 mod conv2d;
@@ -41,6 +42,7 @@ mod trainables;
 
 pub use activation::Activation;
 pub use batch_norm::BatchNorm;
+pub use batch_renorm::BatchRenorm;
 pub use conv1d::Conv1d;
 pub use conv2d::Conv2d;
 pub use conv2d_transpose::Conv2dTranspose;
@@ -58,6 +60,7 @@ pub use maxout::Maxout;
 pub use multi_head_attention::MultiHeadAttention;
 pub use p_relu::PRelu;
 pub use regularize::{l1_regularizer, l2_regularizer, regularize_cost};
+pub use sequence::RecurrentOptions;
 pub use summary::{LayerSummary, ModelSummary, summary};
 pub(crate) use summary::{memory_text, parameter_count, variable_bytes};
 pub use trainables::describe_trainables;

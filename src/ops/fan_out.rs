@@ -66,7 +66,7 @@ impl OpDef for FanOut {
 }
 
 /// Returns the operands if `product` is a product of two plain matrices.
-fn operands(product: &Tensor) -> Option<[Tensor; 2]> {
+pub(crate) fn operands(product: &Tensor) -> Option<[Tensor; 2]> {
     let node = product.graph().node(product.id()?.node)?;
     match (&node.kind, &node.inputs[..]) {
         (NodeKind::Op(op), &[a, b]) if MatMul.same(op.as_ref()) => {

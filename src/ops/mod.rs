@@ -60,6 +60,7 @@ pub use attention::AttentionOptions;
 pub use conv1d::Conv1dOptions;
 pub use conv2d::Conv2dOptions;
 pub use cumsum::CumsumOptions;
+pub(crate) use fan_out::operands as matrix_product_operands;
 pub use grid_sample::GridSampleOptions;
 pub use layout::Layout;
 pub use pool::PoolOptions;

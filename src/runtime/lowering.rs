@@ -12,6 +12,7 @@ use super::segments::{self, Segments};
 use super::shard_updates::shard_updates;
 use super::snapshot::{self, Reading};
 use super::tower_collectives;
+use super::unread;
 use super::value_errors::{Diagnosis, NextValue};
 use crate::graph::{Frozen, NodeId, NodeKind, Role, TensorId, VariableId, VariableInfo};
 use crate::kir::{self, BufferKind, KernelNode, LowerCx, Origin, Program, Shards, Signature, Update, View};
@@ -262,6 +263,7 @@ impl Lowering<'_> {
             };
             (self.program.costs, self.program.kept) = (with(Role::Cost), with(Role::Gradient));
         }
+        unread::drop_unread(&mut self.program, &mut self.places);
         observe(&self.program, &self.places);
         if let Some(choice) = choice {
             segments::assign(&self.program, &mut self.places, choice);

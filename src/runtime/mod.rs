@@ -32,6 +32,7 @@ mod staging;
 mod step_dump;
 mod step_program;
 mod tower_collectives;
+mod unread;
 mod update_turns;
 mod value_errors;
 mod xla;

@@ -6,6 +6,7 @@ use crate::graph::{
 };
 use crate::optim::Ema;
 use std::cell::RefCell;
+use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
 use std::rc::Rc;
@@ -18,6 +19,16 @@ pub enum Mode {
     Training,
     /// For inference.
     Inference,
+}
+
+/// A function from a variable to the value that is used instead of its own.
+#[derive(Clone)]
+struct Remap(Rc<dyn Fn(&Variable) -> Tensor>);
+
+impl fmt::Debug for Remap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Remap")
+    }
 }
 
 /// The context that is passed to a tower function.
@@ -38,6 +49,8 @@ pub struct TowerContext {
     sharing: Sharing,
     averaged: bool,
     frozen: bool,
+    /// What is done to the value of every variable, outermost scope first.
+    remaps: Vec<Remap>,
     /// The nesting depth of layers.
     depth: usize,
     /// Pending log lines of nested layers. They are logged after the line of the enclosing layer.
@@ -87,6 +100,7 @@ impl TowerContext {
             sharing,
             averaged: false,
             frozen: false,
+            remaps: Vec::new(),
             depth: 0,
             lines: Rc::default(),
             wire_dtype: None,
@@ -262,6 +276,39 @@ impl TowerContext {
         build(&TowerContext { frozen: true, ..self.clone() })
     }
 
+    /// Runs `build` with every variable's value replaced by what `remap` returns for it, a tensor of
+    /// the same type and shape: for example a quantized weight. Gradients flow through `remap`;
+    /// optimizers, checkpoints and [updates](Variable::update) see the variable itself. In nested
+    /// calls, the inner function gets the outer one's result as the variable's value.
+    ///
+    /// ```
+    /// use tensorpack::prelude::*;
+    ///
+    /// # fn main() -> Result<()> {
+    /// let graph = Graph::new();
+    /// let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(2)]));
+    /// let t = TowerContext::training(&graph);
+    /// let y = t.remap_variables(
+    ///     |variable| if variable.name().ends_with("/W") { variable.sign() } else { variable.value().clone() },
+    ///     |t| Linear::new(1).init(Init::Constant(0.3)).apply(t, "fc", &x),
+    /// );
+    /// let session = Session::new(graph.freeze()?)?;
+    /// let x = HostTensor::new([1, 2], vec![2.0f32, 5.0])?;
+    /// assert_eq!(session.run(&[&y], &[("x", &x)])?[0].as_slice::<f32>()?, [7.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "custom_getter_scope")]
+    pub fn remap_variables<R>(
+        &self,
+        remap: impl Fn(&Variable) -> Tensor + 'static,
+        build: impl FnOnce(&TowerContext) -> R,
+    ) -> R {
+        let mut remaps = self.remaps.clone();
+        remaps.push(Remap(Rc::new(remap)));
+        build(&TowerContext { remaps, ..self.clone() })
+    }
+
     /// Runs `build` in a scope called `name` as a recompute block: training keeps only what the block
     /// takes in, and its gradient computes everything else inside again. Use it for the blocks of a
     /// deep network, to train with less memory at the cost of a second forward pass through them.
@@ -346,10 +393,23 @@ impl TowerContext {
             true => Ema::average_of(&variable).unwrap_or(variable),
             false => variable,
         };
-        match self.frozen {
+        let variable = match self.frozen {
             true => Variable { value: variable.value.stop_gradient(), ..variable },
             false => variable,
-        }
+        };
+        self.remaps.iter().fold(variable, |variable, Remap(remap)| {
+            let value = remap(&variable);
+            if value.is_poison() || variable.is_poison() || value.spec() == variable.spec() {
+                return Variable { value, ..variable };
+            }
+            let (found, expected) = (value.spec(), variable.spec());
+            let why = format!(
+                "{} is {}{}, but remap_variables returned {}{} for it",
+                variable.name, expected.dtype, expected.shape, found.dtype, found.shape
+            );
+            let value = value.fail("remap_variables", Error::shape(why));
+            Variable { value, ..variable }
+        })
     }
 
     /// Creates a hyperparameter that can be set during training: a non-trainable scalar variable

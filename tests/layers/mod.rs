@@ -2,6 +2,7 @@
 //! errors.
 
 mod bad_input;
+mod batch_renorm;
 mod batch_norm;
 pub(crate) mod narrow;
 mod golden;

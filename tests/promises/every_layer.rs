@@ -38,12 +38,18 @@ const IMAGE: &[usize] = &[2, 5, 5, 4];
 
 const ATTENTION: &[&str] = &["query/W", "query/b", "key/W", "value/W", "value/b", "out/W", "out/b"];
 
-const LAYERS: [Layer; 18] = [
+const LAYERS: [Layer; 19] = [
     differs_in_inference(layer(
         "BatchNorm",
         FEATURES,
         &["gamma", "beta", "mean/EMA", "variance/EMA"],
         |t, x| BatchNorm::new().apply(t, "layer", x),
+    )),
+    differs_in_inference(layer(
+        "BatchRenorm",
+        FEATURES,
+        &["gamma", "beta", "mean/EMA", "variance/EMA"],
+        |t, x| BatchRenorm::new(2.0, 1.0).apply(t, "layer", x),
     )),
     layer("Conv1d", SEQUENCE, &["W", "b"], |t, x| Conv1d::new(3, 3).apply(t, "layer", x)),
     layer("Conv2d", IMAGE, &["W", "b"], |t, x| Conv2d::new(3, 3).apply(t, "layer", x)),

@@ -263,6 +263,22 @@ fn reductions() -> Vec<Row> {
         Exact "argmax" (x) [a: isize] => x.argmax(a); axis;
         Exact "argmin" (x) [a: isize] => x.argmin(a); axis;
         Op "cumulative sum" (x) [a: isize] => x.cumsum(a); |d| { let (x, a) = along(d)?; let s = d.scale(x) * 2.0; scaled(&[x], vec![Value::Int(a)], s) };
+        Op "scan" (x, w) [r: bool] => {
+                let first = x.slice_axis(0, 0, Some(1)).squeeze(0).tanh();
+                let factor = w.cast(x.dtype());
+                let scan = Scan::new(&[&first]).over(&[x]).captured(&[&factor]);
+                let scan = if r { scan.reverse() } else { scan };
+                let (last, results) = scan.run(|carried, now, constant| {
+                    let next = (&carried[0] * &constant[0] + &now[0]).tanh();
+                    (vec![next.clone()], vec![&next * &now[0].tanh()])
+                });
+                vec![last[0].clone(), results[0].clone()]
+            }; |d| {
+            let x = d.float(|i| i.rank() >= 2 && i.known_last(1) && (1..=6).contains(&i.sizes[0]) && i.known[0])?;
+            let width = *d.sizes(x).last()?;
+            let w = d.variable(&[width]);
+            scaled(&[x, w], vec![Value::Flag(d.chance(0.5))], 1.0)
+        };
         Op "cumulative sum with options" (x) [a: isize, e: bool, r: bool] => x.cumsum_with(a, CumsumOptions { exclusive: e, reverse: r });
             |d| { let (x, a) = along(d)?; let s = d.scale(x) * 2.0; let v = vec![Value::Int(a), Value::Flag(d.chance(0.5)), Value::Flag(d.chance(0.5))]; scaled(&[x], v, s) };
         Op "log-sum-exp, axes kept" (x) [axes: Vec<isize>] => x.log_sum_exp_keep(&axes); over_axes;
@@ -766,6 +782,13 @@ fn losses() -> Vec<Row> {
             let y = d.index_input(&sizes, n);
             draft(&[x, y], vec![])
         };
+        Op "ctc loss" (x, y, n) [] => x.ctc_loss(y, &(n + 9.0), n, &CtcOptions::default().zero_infinity()) * 0.05; |d| {
+            let x = d.ranked(3, |i| i.known_last(1) && i.len() > 0 && i.sizes[1] <= 9)?;
+            let (sizes, length) = (d.sizes(x), d.below(4));
+            let y = d.index_input(&[sizes[0], length], sizes[2]);
+            let n = d.index_input(&[sizes[0]], length + 1);
+            scaled(&[x, y, n], vec![], 2.0)
+        };
         Op "softmax cross entropy" (x, y) [] => x.softmax_cross_entropy(&y.softmax());
             |d| { let (x, _) = along(d)?; let y = d.same(x); draft(&[x, y], vec![]) };
         Op "sigmoid cross entropy" (x, y) [] => x.sigmoid_cross_entropy(&y.sigmoid()); two;
@@ -893,6 +916,12 @@ fn layers() -> Vec<Row> {
             let rest: usize = sizes[1..sizes.len() - 1].iter().product();
             (n * rest > 2).then(|| scaled(&[x], vec![int(n)], 1.5))?
         };
+        Layer "BatchRenorm" (x) [c: bool, s: bool, o: Layout, e: f64, a: Activation]
+            => {
+                let layer = BatchRenorm::new(1.5, 0.5).layout(o).epsilon(e).momentum(0.7).activation(a);
+                let layer = if c { layer } else { layer.no_center() };
+                if s { layer.gamma(Init::Constant(0.7)) } else { layer.no_scale() }
+            }.apply(t, name, x); |d| { let mut made = normed(d, 2)?; let a = activation(d); made.values.push(a); Some(made) };
         Layer "BatchNorm by running statistics" (x) [] => BatchNorm::new().use_running().gamma(Init::Constant(0.5)).relu().apply(t, name, x);
             |d| { let x = d.float(|i| i.rank() >= 2 && i.known_last(1))?; scaled(&[x], vec![], 1.5) };
         Layer "LayerNorm" (x) [c: bool, s: bool, o: Layout, e: f64]
@@ -945,6 +974,19 @@ fn layers() -> Vec<Row> {
                 let (outputs, state) = Lstm::new(n).forget_bias(b).apply(t, name, x, None);
                 vec![outputs, state.c, state.h]
             }; |d| { let x = sequence(d)?; let values = vec![int(d.between(1, 4)), Value::Real(d.real(0.0, 1.0))]; scaled(&[x], values, 1.0) };
+        Layer "Lstm of lengths" (x, l) [n: usize, r: bool] => {
+                let options = RecurrentOptions::default().lengths(l);
+                let options = if r { options.reverse() } else { options };
+                let (outputs, state) = Lstm::new(n).apply_with(t, name, x, None, &options);
+                vec![outputs, state.h]
+            }; |d| {
+            // The time may be unknown: then it is a loop.
+            let x = d.ranked(3, |i| i.known_last(1) && (1..=5).contains(&i.sizes[1]))?;
+            let sizes = d.sizes(x);
+            let l = d.index_input(&[sizes[0]], sizes[1] + 1);
+            let values = vec![int(d.between(1, 4)), Value::Flag(d.chance(0.5))];
+            scaled(&[x, l], values, 1.0)
+        };
         Layer "LstmCell" (x, s) [n: usize] => {
                 let cell = LstmCell::new(n).init(Init::Normal(0.0, 0.5)).recurrent_init(Init::Normal(0.0, 0.4));
                 let state = cell.step(t, name, x, Some(&LstmState { c: s.clone(), h: s.tanh() }));

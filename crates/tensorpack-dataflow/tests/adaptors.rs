@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tensorpack_dataflow::tensor::{DType, Error, HostTensor};
+use tensorpack_dataflow::tensor::{DType, Error, HostTensor, Result};
 use tensorpack_dataflow::{
     ChooseRandom, ComponentSpec, Concat, DataFlow, FakeData, Flow, FromFn, FromIter, FromList, Mix,
     RandomAccess, Reader, Resume, Sample, Seed, State, Zip,
@@ -207,6 +207,36 @@ fn batch_by_shape_groups_equal_shapes() {
         [vec![1, 2, 4], vec![0, 0, 3, 3, 6, 6], vec![5, 7, 8], vec![9, 9], vec![10, 11]].map(|v: Vec<u64>| v);
     assert_eq!(pass(&kept, 0), want);
     assert_eq!(pass(&ragged.batch_by_shape(3, 0), 0), want[..3]);
+}
+
+#[test]
+fn batch_by_shape_counts_the_batches_of_a_pass() {
+    let ragged = numbers(12).map(|sample| {
+        let i = values(&sample)[0];
+        let n = if i.is_multiple_of(3) { 2 } else { 1 };
+        Ok(vec![HostTensor::new([n], vec![i as i64; n])?])
+    });
+    let shuffled = ragged.shuffle();
+    assert_eq!(shuffled.clone().batch_by_shape(3, 0).size(), None);
+    let dropped = shuffled.clone().batch_by_shape(3, 0).counted().unwrap();
+    let kept = shuffled.batch_by_shape(3, 0).keep_remainder().counted().unwrap();
+    assert_eq!((dropped.size(), kept.size()), (Some(3), Some(5)));
+    for epoch in 0..5 {
+        assert_eq!((pass(&dropped, epoch).len(), pass(&kept, epoch).len()), (3, 5));
+    }
+    // A pass whose shapes differ from those of the first.
+    let changing = numbers(12).map_random(|sample, rng| {
+        let n = 1 + rng.below(12) as usize;
+        Ok(vec![HostTensor::new([n], vec![values(&sample)[0] as i64; n])?])
+    });
+    let flow = changing.batch_by_shape(2, 0).counted().unwrap();
+    let read = |epoch: u64| {
+        let mut reader = flow.open(Seed::new(1), &State::at(epoch, 0))?;
+        while reader.read()?.is_some() {}
+        Ok(())
+    };
+    let failed = (0..20).map(read).find_map(|r: Result<()>| r.err()).expect("passes differ");
+    assert!(failed.to_string().contains("batches were counted"), "{failed}");
 }
 
 #[test]

@@ -19,23 +19,38 @@ pub struct BatchByShape {
     batch: usize,
     component: usize,
     keep_remainder: bool,
+    /// The number of batches of a pass, if it was counted.
+    size: Option<u64>,
 }
 
 impl BatchByShape {
     pub(crate) fn new(inner: impl DataFlow + 'static, batch: usize, component: usize) -> BatchByShape {
-        BatchByShape { inner: Arc::new(inner), batch, component, keep_remainder: false }
+        BatchByShape { inner: Arc::new(inner), batch, component, keep_remainder: false, size: None }
     }
 
     /// Keeps the remainder at the end of a pass as smaller batches, ordered by their first samples.
     #[must_use]
     pub fn keep_remainder(self) -> BatchByShape {
-        BatchByShape { keep_remainder: true, ..self }
+        BatchByShape { keep_remainder: true, size: None, ..self }
+    }
+
+    /// Reads one pass to count its batches, so that the [size](DataFlow::size) is known. Requires that
+    /// every pass has the same shapes, in any order; a pass with another number of batches is an error
+    /// when it ends. Call it before adaptors that are slow, or on a flow that is cached.
+    pub fn counted(self) -> Result<BatchByShape> {
+        let uncounted = BatchByShape { size: None, ..self };
+        let mut reader = uncounted.open(Seed::new(0), &State::at(0, 0))?;
+        let mut size = 0;
+        while reader.read()?.is_some() {
+            size += 1;
+        }
+        Ok(BatchByShape { size: Some(size), ..uncounted })
     }
 }
 
 impl DataFlow for BatchByShape {
     fn size(&self) -> Option<u64> {
-        None
+        self.size
     }
 
     fn resume(&self) -> Resume {
@@ -52,6 +67,7 @@ impl DataFlow for BatchByShape {
             inner,
             groups: VecDeque::new(),
             ended: false,
+            failed: None,
             at: State::at(at.epoch, 0),
         };
         crate::replay::replay_to(Box::new(reader), at)
@@ -65,6 +81,8 @@ struct GroupReader {
     groups: VecDeque<Vec<Sample>>,
     /// The input's pass has ended and the incomplete batches are being returned.
     ended: bool,
+    /// The error of a pass that has another number of batches than was counted.
+    failed: Option<Error>,
     at: State,
 }
 
@@ -105,7 +123,25 @@ impl Reader for GroupReader {
         let State { epoch, index, .. } = self.at;
         let batch =
             |group: Vec<Sample>| stack(&group, Padding::None).map_err(|e| sample_error(e, epoch, index));
-        let read = self.next().and_then(|group| group.map(batch).transpose());
+        let read = match &self.failed {
+            Some(e) => Err(e.clone()),
+            None => self.next().and_then(|group| group.map(batch).transpose()),
+        };
+        let differs = |counted: &u64| match &read {
+            Ok(Some(_)) => index >= *counted,
+            Ok(None) => index != *counted,
+            Err(_) => false,
+        };
+        let read = match self.flow.size.filter(differs) {
+            Some(counted) => {
+                let why = format!(
+                    "batch_by_shape: {counted} batches were counted, but pass {epoch} has another number"
+                );
+                let error = Error::argument(why).note("every pass must have the same shapes");
+                Err(self.failed.insert(error).clone())
+            }
+            None => read,
+        };
         self.at.advance(&read);
         read
     }

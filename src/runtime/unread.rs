@@ -1,0 +1,27 @@
+//! Drops kernels whose results nothing reads: an operation computes all its outputs, and a program may
+//! need only some of them.
+
+use super::recompute::Place;
+use crate::kir::{BufferId, Kernel, Program};
+use std::collections::HashSet;
+
+/// Drops what nothing reads. Kernels that other towers wait for, that may have effects or that check
+/// indices are kept.
+pub(super) fn drop_unread(program: &mut Program, places: &mut Vec<Place>) {
+    let results = program.fetches.iter().chain(&program.costs).chain(&program.kept);
+    let results = results.chain(program.updates.iter().map(|u| &u.value));
+    let mut read: HashSet<BufferId> = results.map(|v| v.buffer).collect();
+    let mut keep = vec![true; program.kernels.len()];
+    for (node, keep) in program.kernels.iter().zip(&mut keep).rev() {
+        let optional = node.kernel.is_pure() && !matches!(node.kernel, Kernel::Gather { .. });
+        *keep = !optional || node.outputs.iter().any(|b| read.contains(b));
+        if *keep {
+            read.extend(node.kernel.reads().iter().map(|v| v.buffer));
+        }
+    }
+    let mut kept = keep.iter();
+    program.kernels.retain(|_| *kept.next().unwrap_or(&true));
+    let mut kept = keep.iter();
+    places.retain(|_| *kept.next().unwrap_or(&true));
+    program.materialized.retain(|b| read.contains(b));
+}

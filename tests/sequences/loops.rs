@@ -1,0 +1,81 @@
+//! Errors of loops, and the size of their programs.
+
+use tensorpack::prelude::*;
+
+fn scalars(graph: &Graph) -> (Tensor, Tensor) {
+    let start = graph.placeholder(&TensorSpec::f32("start", []));
+    (start, graph.placeholder(&TensorSpec::f32("x", [None])))
+}
+
+/// Builds a loop and returns its error and the line of the call.
+fn error(body: impl FnOnce(&[Tensor], &[Tensor], &[Tensor]) -> (Vec<Tensor>, Vec<Tensor>)) -> (Error, u32) {
+    let graph = Graph::new();
+    let (start, x) = scalars(&graph);
+    let line = line!() + 1;
+    Scan::new(&[&start]).over(&[&x]).run(body);
+    (graph.freeze().unwrap_err(), line)
+}
+
+#[test]
+fn a_body_that_changes_the_state_is_an_error() {
+    let (e, line) = error(|state, x, _| (vec![(&state[0] + &x[0]).expand_dims(0)], Vec::new()));
+    assert!(e.message().contains("state 0 is f32[] before a step and f32[1] after it"), "{e}");
+    assert_eq!(e.site().map(|s| s.line), Some(line));
+    let (e, _) = error(|_, _, _| (Vec::new(), Vec::new()));
+    assert!(e.message().contains("returned 0 tensors of state"), "{e}");
+}
+
+#[test]
+fn an_error_in_a_body_points_at_its_line() {
+    let mut line = 0;
+    let (e, _) = error(|state, _, _| {
+        line = line!() + 1;
+        (vec![state[0].matmul(&state[0])], Vec::new())
+    });
+    assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
+}
+
+#[test]
+fn tensors_from_outside_must_be_captured() {
+    let graph = Graph::new();
+    let (start, x) = scalars(&graph);
+    let outside = &start * 2.0;
+    Scan::new(&[&start]).over(&[&x]).run(|_, _, _| (vec![outside.clone()], Vec::new()));
+    let e = graph.freeze().unwrap_err();
+    assert!(e.to_string().contains("captured"), "{e}");
+}
+
+#[test]
+fn random_numbers_in_a_body_are_an_error() {
+    let (e, _) = error(|state, _, _| {
+        let noise = Random::uniform(0.0, 1.0).like(&state[0]);
+        (vec![&state[0] + noise], Vec::new())
+    });
+    assert!(e.message().contains("cannot be part of a loop's body"), "{e}");
+}
+
+/// States that only gradients read are not stored without gradients.
+#[test]
+fn a_loop_without_gradients_stores_no_states() {
+    let graph = Graph::new();
+    let (start, x) = scalars(&graph);
+    let (last, _) =
+        Scan::new(&[&start]).over(&[&x]).run(|state, x, _| (vec![(&state[0] * &x[0]).sin()], Vec::new()));
+    let slope = gradients(&last[0], &[&start]).unwrap().remove(0).unwrap();
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let feeds = [
+        ("start", &HostTensor::scalar(0.5f32)),
+        ("x", &HostTensor::new([3], vec![1.0f32, 2.0, 3.0]).unwrap()),
+    ];
+    let concats = |fetch: &Tensor| session.plan_text(&[fetch], &feeds).unwrap().matches("concat").count();
+    assert_eq!(concats(&last[0]), 0);
+    assert!(concats(&slope) > 0);
+}
+
+#[test]
+fn a_loop_that_is_too_long_is_an_error() {
+    let graph = Graph::new();
+    let (start, _) = scalars(&graph);
+    Scan::new(&[&start]).length(1 << 20).run(|state, _, _| (vec![state[0].sin()], Vec::new()));
+    assert!(graph.freeze().unwrap_err().message().contains("at most 65536 steps"));
+}

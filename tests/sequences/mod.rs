@@ -1,0 +1,5 @@
+//! Recurrent layers over sequences of unknown and of different lengths, loops, and CTC.
+
+mod ctc;
+mod loops;
+mod recurrent;
