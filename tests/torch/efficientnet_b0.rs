@@ -22,7 +22,7 @@ fn norm_silu(t: &TowerContext, name: &str, apply: impl FnOnce(&TowerContext) -> 
 
 /// Scales channels by what a small net makes of their means.
 fn squeeze_excitation(t: &TowerContext, x: &Tensor, [squeezed, channels]: [usize; 2]) -> Tensor {
-    let means = x.global_average_pool().reshape(&[-1, 1, 1, channels as i64]);
+    let means = x.global_average_pool().reshape(&[-1, 1, 1, channels as isize]);
     let y = Conv2d::new(squeezed, 1).activation(Activation::Silu).apply(t, "fc1", &means);
     x * Conv2d::new(channels, 1).activation(Activation::Sigmoid).apply(t, "fc2", &y)
 }
