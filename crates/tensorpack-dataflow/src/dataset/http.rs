@@ -74,8 +74,7 @@ pub struct HttpClient {
 }
 
 /// Headers of a request, by name.
-#[doc(hidden)]
-pub type Headers<'a> = &'a [(&'a str, &'a str)];
+type Headers<'a> = &'a [(&'a str, &'a str)];
 
 impl HttpClient {
     /// Creates a client. Without `https_only` it also takes `http` URLs.
