@@ -366,3 +366,50 @@ fn inputs_without_a_common_batch_dimension_run_alone() {
     assert_eq!(outputs.into_iter().map(|y| y.unwrap()[0].sizes()[0]).collect::<Vec<_>>(), [2, 2, 2]);
     assert_eq!(*rows.lock().unwrap(), [2, 2, 2]);
 }
+
+/// A session with a convolution of each algorithm, their outputs, and an update of the first filter.
+fn convolutions() -> (Session, Tensor, Op) {
+    let graph = Graph::new();
+    let t = TowerContext::training(&graph);
+    let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(12), Some(12), Some(24)]));
+    let y = Conv2d::new(24, 3).relu().apply(&t, "conv0", &x); // Winograd, for enough images
+    let y = Conv2d::new(40, 5).stride(2).apply(&t, "conv1", &y);
+    let y = Conv2d::new(7, 1).apply(&t, "conv2", &y);
+    let cost = y.square().mean();
+    let update = tensorpack::optim::minimize(&cost, &Sgd::new(1.0)).unwrap();
+    (Session::new(graph.freeze().unwrap()).unwrap(), y, update)
+}
+
+#[test]
+fn a_prediction_reads_the_current_filters() {
+    let images = |n: usize| {
+        let values = (0..n * 12 * 12 * 24).map(|i| (i as f32 * 0.11).sin()).collect();
+        HostTensor::new([n, 12, 12, 24], values).unwrap()
+    };
+    let (session, y, update) = convolutions();
+    let predict = |session: &Session, y: &Tensor, n: usize| {
+        session.run(&[y], &[("x", &images(n))]).unwrap().swap_remove(0)
+    };
+    // What a new session computes with the same variables.
+    let fresh = |n: usize| {
+        let (other, y, _) = convolutions();
+        for name in ["conv0", "conv1", "conv2"].iter().flat_map(|s| [format!("{s}/W"), format!("{s}/b")]) {
+            other.write(&name, &session.read(&name).unwrap()).unwrap();
+        }
+        predict(&other, &y, n)
+    };
+    let first = predict(&session, &y, 5);
+    assert_eq!(first, predict(&session, &y, 5));
+    assert_eq!(predict(&session, &y, 1), fresh(1));
+    // A value that is written, and one that a run writes.
+    let filter = session.read("conv1/W").unwrap();
+    let negative: Vec<f32> = filter.as_slice::<f32>().unwrap().iter().map(|w| -w).collect();
+    session.write("conv1/W", &HostTensor::new(filter.sizes(), negative).unwrap()).unwrap();
+    let second = predict(&session, &y, 5);
+    assert_ne!(first, second);
+    assert_eq!(second, fresh(5));
+    session.run(&[&update], &[("x", &images(5))]).unwrap();
+    let third = predict(&session, &y, 5);
+    assert_ne!(second, third);
+    assert_eq!((third, predict(&session, &y, 1)), (fresh(5), fresh(1)));
+}

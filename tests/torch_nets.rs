@@ -1,6 +1,13 @@
 //! Weights of PyTorch's nets, loaded through weight maps into the same nets built here: the outputs
 //! agree.
 
+#[path = "torch/efficientnet_b0.rs"]
+mod efficientnet_b0;
+#[path = "torch/mobilenet_v2.rs"]
+mod mobilenet_v2;
+
+use efficientnet_b0::efficientnet_b0;
+use mobilenet_v2::{conv, mobilenet_v2, pad};
 use std::path::Path;
 use std::process::Command;
 use tensorpack::graph::VariableSpec;
@@ -9,15 +16,6 @@ use tensorpack::nn::Activation;
 use tensorpack::ops::{Padding, PoolOptions};
 use tensorpack::prelude::*;
 use tensorpack_testing::{assert_mentions, opted_in};
-
-/// The padding that PyTorch calls `padding=n`.
-fn pad(n: usize) -> Padding {
-    Padding::Explicit([[n, n]; 2])
-}
-
-fn conv(channels: usize, kernel: usize, stride: usize) -> Conv2d {
-    Conv2d::new(channels, kernel).stride(stride).padding(pad(kernel / 2)).no_bias()
-}
 
 /// torchvision's `BasicBlock`.
 fn basic_block(t: &TowerContext, name: &str, x: &Tensor, channels: usize, stride: usize) -> Tensor {
@@ -44,56 +42,6 @@ fn resnet18(t: &TowerContext, x: &Tensor) -> Tensor {
         x = basic_block(t, &format!("layer{g}/1"), &x, channels, 1);
     }
     Linear::new(1000).apply(t, "fc", &x.global_average_pool())
-}
-
-/// torchvision's `Conv2dNormActivation`: `name/0` is the convolution and `name/1` its normalization.
-fn conv_norm_relu6(t: &TowerContext, name: &str, apply: impl FnOnce(&TowerContext) -> Tensor) -> Tensor {
-    t.scope(name, |t| BatchNorm::new().activation(Activation::Relu6).apply(t, "1", &apply(t)))
-}
-
-/// torchvision's `InvertedResidual`.
-fn inverted_residual(
-    t: &TowerContext,
-    x: &Tensor,
-    [inputs, channels]: [usize; 2],
-    expansion: usize,
-    stride: usize,
-) -> Tensor {
-    let (mut y, mut layer) = (x.clone(), 0);
-    if expansion != 1 {
-        y = conv_norm_relu6(t, "0", |t| conv(inputs * expansion, 1, 1).apply(t, "0", &y));
-        layer = 1;
-    }
-    let depthwise = DepthwiseConv2d::new(3).stride(stride).padding(pad(1)).no_bias();
-    y = conv_norm_relu6(t, &layer.to_string(), |t| depthwise.apply(t, "0", &y));
-    y = conv(channels, 1, 1).apply(t, &(layer + 1).to_string(), &y);
-    y = BatchNorm::new().apply(t, &(layer + 2).to_string(), &y);
-    if stride == 1 && inputs == channels { x + y } else { y }
-}
-
-fn mobilenet_v2(t: &TowerContext, x: &Tensor) -> Tensor {
-    let mut x = conv_norm_relu6(t, "features/0", |t| conv(32, 3, 2).apply(t, "0", x));
-    let (mut inputs, mut index) = (32, 1);
-    let stages = [
-        (1, 16, 1, 1),
-        (6, 24, 2, 2),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    ];
-    for (expansion, channels, count, stride) in stages {
-        for i in 0..count {
-            let stride = if i == 0 { stride } else { 1 };
-            x = t.scope(&format!("features/{index}/conv"), |t| {
-                inverted_residual(t, &x, [inputs, channels], expansion, stride)
-            });
-            (inputs, index) = (channels, index + 1);
-        }
-    }
-    let x = conv_norm_relu6(t, "features/18", |t| conv(1280, 1, 1).apply(t, "0", &x));
-    t.scope("classifier", |t| Linear::new(1000).apply(t, "1", &x.global_average_pool()))
 }
 
 fn flattened(t: &TowerContext, x: &Tensor) -> Tensor {
@@ -160,6 +108,51 @@ fn hf_bert(t: &TowerContext, x: &Tensor) -> Tensor {
     x
 }
 
+/// GPT-2's activation: the approximation of GELU with a hyperbolic tangent.
+fn gelu_new(x: &Tensor) -> Tensor {
+    let inner = (x + x * x * x * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
+    x * 0.5 * (inner.tanh() + 1.0)
+}
+
+fn hf_gpt2(t: &TowerContext, x: &Tensor) -> Tensor {
+    let norm = LayerNorm::new().last_axis();
+    let ids = x.cast(DType::I32);
+    let position = ids.iota_like(1, DType::I32);
+    let mut x = Embedding::new(20, 8).apply(t, "wte", &ids) + Embedding::new(7, 8).apply(t, "wpe", &position);
+    for i in 0..2 {
+        x = t.scope(&format!("h/{i}"), |t| {
+            let attention = MultiHeadAttention::new(2).causal();
+            let x = &x + attention.apply(t, "attn", &norm.apply(t, "ln_1", &x));
+            let hidden = Linear::new(32).last_axis().apply(t, "mlp/c_fc", &norm.apply(t, "ln_2", &x));
+            &x + Linear::new(8).last_axis().apply(t, "mlp/c_proj", &gelu_new(&hidden))
+        });
+    }
+    norm.apply(t, "ln_f", &x)
+}
+
+fn hf_vit(t: &TowerContext, x: &Tensor) -> Tensor {
+    let norm = LayerNorm::new().last_axis().epsilon(1e-12);
+    let class = t.scope("vit", |t| {
+        let patches = Conv2d::new(8, 8).stride(8).padding(Padding::Valid);
+        let patches = patches.apply(t, "embeddings/patch_embeddings/projection", x).reshape(&[-1, 4, 8]);
+        let class = t.variable(VariableSpec::new("embeddings/cls_token", [1, 1, 8])).broadcast_to(&[2, 1, 8]);
+        let position = t.variable(VariableSpec::new("embeddings/position_embeddings", [1, 5, 8]));
+        let mut x = x.graph().concat(&[class, patches], 1) + position.value();
+        for i in 0..2 {
+            x = t.scope(&format!("encoder/layer/{i}"), |t| {
+                let attended = norm.apply(t, "layernorm_before", &x);
+                let x = &x + MultiHeadAttention::new(2).apply(t, "attention", &attended);
+                let hidden = Linear::new(16).last_axis().activation(Activation::Gelu);
+                let y = hidden.apply(t, "intermediate/dense", &norm.apply(t, "layernorm_after", &x));
+                &x + Linear::new(8).last_axis().apply(t, "output/dense", &y)
+            });
+        }
+        let x = norm.apply(t, "layernorm", &x);
+        x.strided_slice(&[0, 0, 0], &[None, Some(1), None], &[1, 1, 1]).squeeze(1)
+    });
+    Linear::new(5).apply(t, "classifier", &class)
+}
+
 type Net = fn(&TowerContext, &Tensor) -> Tensor;
 
 fn session(net: Net, sizes: &[usize]) -> (Session, Tensor) {
@@ -203,9 +196,11 @@ fn outputs_agree_with_pytorch() {
     if !python("make_nets.py", &[dir.path()]) {
         return;
     }
-    let nets: [(&str, Net, WeightMap); 8] = [
+    let nets: [(&str, Net, WeightMap); 12] = [
         ("resnet18", resnet18, WeightMap::torchvision_resnet()),
+        ("timm_resnet18", resnet18, WeightMap::torchvision_resnet()),
         ("mobilenet_v2", mobilenet_v2, WeightMap::torchvision_mobilenet_v2()),
+        ("efficientnet_b0", efficientnet_b0, WeightMap::torchvision_efficientnet()),
         (
             "flattened",
             flattened,
@@ -220,6 +215,8 @@ fn outputs_agree_with_pytorch() {
         ("gru", gru, WeightMap::new().gru("rnn", "gru0").gru_layer(1, "rnn", "gru1")),
         ("timm_vit", timm_vit, WeightMap::timm_vit()),
         ("hf_bert", hf_bert, WeightMap::hf_bert().strip_prefix("bert.").except(["pooler/.*"])),
+        ("hf_gpt2", hf_gpt2, WeightMap::hf_gpt2().strip_prefix("transformer.")),
+        ("hf_vit", hf_vit, WeightMap::hf_vit()),
     ];
     for (name, net, map) in nets {
         let values = pytorch::read(dir.path().join(format!("{name}-values.pt"))).unwrap();
@@ -354,6 +351,39 @@ fn a_rule_with_a_bad_template_is_an_error_with_its_line() {
     let map = WeightMap::new().linear("fc{i}", "fc");
     let e = map.import(vec![]).unwrap_err();
     assert_mentions(e.to_string(), &["fc{i}", "placeholders", "tests/torch_nets.rs"]);
+}
+
+#[test]
+fn fused_columns_become_queries_keys_and_values() {
+    let numbers = |sizes: &[usize], from: f32| {
+        let n: usize = sizes.iter().product();
+        HostTensor::new(sizes, (0..n).map(|i| from + i as f32).collect()).unwrap()
+    };
+    let layer = [
+        ("ln_1.weight", numbers(&[2], 0.0)),
+        ("attn.c_attn.weight", numbers(&[2, 6], 0.0)),
+        ("attn.c_attn.bias", numbers(&[6], 0.0)),
+        ("attn.c_proj.weight", numbers(&[2, 2], 0.0)),
+        ("attn.c_proj.bias", numbers(&[2], 0.0)),
+        ("attn.bias", numbers(&[1, 1, 4, 4], 0.0)),
+        ("attn.masked_bias", numbers(&[], 0.0)),
+        ("mlp.c_fc.weight", numbers(&[2, 8], 5.0)),
+    ];
+    let mut theirs: Vec<_> = layer.map(|(name, t)| (format!("h.0.{name}"), t)).into();
+    theirs.extend(["wte", "wpe"].map(|name| (format!("{name}.weight"), numbers(&[3, 2], 9.0))));
+    let ours = WeightMap::hf_gpt2().import(theirs.clone()).unwrap();
+    let value = |name: &str| ours.iter().find(|(n, _)| n == name).unwrap().1.to_f64_vec();
+    assert_eq!(value("h/0/attn/query/W"), [0.0, 1.0, 6.0, 7.0]);
+    assert_eq!(value("h/0/attn/key/W"), [2.0, 3.0, 8.0, 9.0]);
+    assert_eq!(value("h/0/attn/value/W"), [4.0, 5.0, 10.0, 11.0]);
+    assert_eq!(value("h/0/attn/value/b"), [4.0, 5.0]);
+    assert_eq!(value("h/0/mlp/c_fc/W")[..2], [5.0, 6.0]);
+    // Back to the same tensors, but for the masks and the bias of the keys.
+    let back = WeightMap::hf_gpt2().export(ours).unwrap();
+    assert_eq!(back.len(), theirs.len() - 2);
+    for (name, tensor) in back.iter().filter(|(name, _)| name != "h.0.attn.c_attn.bias") {
+        assert!(theirs.contains(&(name.clone(), tensor.clone())), "{name}");
+    }
 }
 
 #[test]

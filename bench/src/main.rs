@@ -10,6 +10,10 @@
 //! `bench -- dataflow --jpegs DIR [--workers N] [--batch B] [--steps N] [--json]`: the speed of
 //! decoding and augmenting JPEG images into batches.
 //!
+//! `bench -- predict --net resnet50|mobilenet_v2|transformer --batch B [--threads N] [--steps N]
+//! [--json]`: the time of one prediction with a folded model. `--onnx FILE` writes that model for
+//! other runtimes.
+//!
 //! `bench -- loop [--steps N] [--json]`: the overhead of the training loop. `bench -- input
 //! [--steps N] [--json]`: the time that a step waits for each kind of input. `bench -- scale`: the
 //! scaling of the step time with batch size, depth and width; with `--threads 1,2,4`, with the
@@ -28,8 +32,12 @@ mod dcgan;
 mod input;
 mod loop_overhead;
 mod memory;
+#[path = "../../tests/torch/mobilenet_v2.rs"]
+mod mobilenet_v2;
 mod models;
 mod network;
+mod predict;
+mod predicted_net;
 mod ptb;
 #[path = "../../examples/resnet50/net.rs"]
 mod resnet50;
@@ -53,7 +61,8 @@ use tensorpack::graph::Precision;
 use tensorpack::runtime::Device;
 use tensorpack::runtime::cpu::Isa;
 
-/// Measures tensorpack: training steps of the reference models, data, and the training loop.
+/// Measures tensorpack: training steps of the reference models, predictions, data, and the training
+/// loop.
 #[derive(Debug, Parser)]
 #[command(name = "bench")]
 struct Cli {
@@ -66,6 +75,9 @@ enum Command {
     /// The time of a training step of a reference model on synthetic data.
     #[command(args_override_self = true)]
     Step(StepArgs),
+    /// The time of one prediction with a folded model.
+    #[command(args_override_self = true)]
+    Predict(predict::PredictArgs),
     /// The speed of decoding, cropping (224x224), flipping and color-jittering JPEG images into u8
     /// batches.
     #[command(args_override_self = true)]
@@ -195,6 +207,7 @@ fn main() -> ExitCode {
     let run = || match tensorpack::command_line::parse::<Cli>()?.command {
         Command::Step(args) if args.input == Input::Dataflow => data_pipeline::measure(&args),
         Command::Step(args) => step::measure(&args, started),
+        Command::Predict(args) => predict::measure(&args, started),
         Command::Dataflow(args) => dataflow::measure(&args, started),
         Command::Loop { steps, json } => loop_overhead::measure(steps, json),
         Command::Input { steps, json } => input::measure(steps, json),

@@ -11,7 +11,8 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// The end of the name of a file that lists shards.
 pub(super) const INDEX: &str = ".safetensors.index.json";
 /// The files that hold the weights of a repository, best first.
-const FILES: [&str; 3] = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"];
+pub(super) const FILES: [&str; 3] =
+    ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"];
 /// The maximum length of an index. Those of the largest models have a few megabytes.
 const MAX_INDEX: u64 = 100 << 20;
 /// The maximum length of a file in `refs`, which contains the name of a commit.
@@ -37,6 +38,15 @@ pub(super) fn weights_file(folder: &Path) -> Result<Option<PathBuf>> {
         false => folder.to_path_buf(),
     };
     Ok(FILES.iter().map(|name| snapshot.join(name)).find(|path| path.is_file()))
+}
+
+/// Returns the names of the shards that an index lists.
+#[cfg(feature = "hub")]
+pub(super) fn shard_names(path: &Path) -> Result<BTreeSet<String>> {
+    let text = disk::read(&RealDisk, path, MAX_INDEX).map_err(failed("read", path))?;
+    let invalid = |e| Error::new(ErrorKind::Data, format!("{}: invalid index: {e}", path.display()));
+    let index: Index = serde_json::from_slice(&text).map_err(invalid)?;
+    Ok(index.weight_map.into_values().collect())
 }
 
 /// Reads the tensors of all shards that an index lists.
@@ -72,7 +82,7 @@ pub(super) fn read_shards(path: &Path) -> Result<Named> {
 }
 
 /// Checks that `name` is that of a file in the same folder.
-fn plain_name(name: &str) -> Result<&Path> {
+pub(super) fn plain_name(name: &str) -> Result<&Path> {
     let path = Path::new(name);
     match path.components().collect::<Vec<_>>()[..] {
         [Component::Normal(only)] if only == name => Ok(path),

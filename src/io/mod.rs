@@ -7,6 +7,8 @@ pub mod npz;
 mod pickle;
 pub mod pytorch;
 mod hub_folder;
+#[cfg(feature = "hub")]
+mod hub_download;
 pub(crate) mod onnx;
 mod checkpoint;
 mod checkpoint_store;
@@ -26,6 +28,8 @@ pub use checkpoint_store::{CheckpointInfo, CheckpointStore, Keep, list_checkpoin
 pub(crate) use checkpoint_writer::CheckpointWriter;
 pub use disk::{DirEntry, Disk, OpenFile, Parts, RealDisk};
 pub(crate) use disk::{failed, write_atomically};
+#[cfg(feature = "hub")]
+pub use hub_download::HubRepository;
 use matching::Source;
 pub use run_lock::RunLock;
 pub(crate) use run_lock::host;

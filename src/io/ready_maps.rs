@@ -4,12 +4,15 @@ use super::WeightMap;
 
 impl WeightMap {
     /// Names of the ready maps, for [`WeightMap::ready`].
-    pub const READY: [&str; 6] = [
+    pub const READY: [&str; 9] = [
         "torchvision_resnet",
         "torchvision_vgg",
         "torchvision_mobilenet_v2",
+        "torchvision_efficientnet",
         "timm_vit",
         "hf_bert",
+        "hf_gpt2",
+        "hf_vit",
         "same_names",
     ];
 
@@ -19,14 +22,18 @@ impl WeightMap {
             "torchvision_resnet" => Some(WeightMap::torchvision_resnet()),
             "torchvision_vgg" => Some(WeightMap::torchvision_vgg()),
             "torchvision_mobilenet_v2" => Some(WeightMap::torchvision_mobilenet_v2()),
+            "torchvision_efficientnet" => Some(WeightMap::torchvision_efficientnet()),
             "timm_vit" => Some(WeightMap::timm_vit()),
             "hf_bert" => Some(WeightMap::hf_bert()),
+            "hf_gpt2" => Some(WeightMap::hf_gpt2()),
+            "hf_vit" => Some(WeightMap::hf_vit()),
             "same_names" => Some(WeightMap::new().same_names()),
             _ => None,
         }
     }
 
-    /// Maps torchvision's ResNets, ResNeXts and Wide ResNets of any depth. Variables have
+    /// Maps torchvision's ResNets, ResNeXts and Wide ResNets of any depth, and timm's, which have the
+    /// same names. Variables have
     /// torchvision's names with slashes: `layer1.0.bn2` is `layer1/0/bn2`; the shortcut,
     /// `downsample.0` and `.1` there, is `downsample/conv` and `downsample/bn`.
     ///
@@ -58,6 +65,14 @@ impl WeightMap {
         WeightMap::new().linear("classifier.1", "classifier/1").same_names()
     }
 
+    /// Maps torchvision's EfficientNets of any size. Variables have torchvision's names with slashes:
+    /// `features/1/0/block/0/0/W`. The squeeze and excitation layers `fc1` and `fc2` are 1x1
+    /// convolutions.
+    #[track_caller]
+    pub fn torchvision_efficientnet() -> WeightMap {
+        WeightMap::new().linear("classifier.1", "classifier/1").same_names()
+    }
+
     /// Maps timm's vision transformers of any size. Variables have timm's names with slashes; the
     /// attention of a block is `blocks/0/attn`, a [`MultiHeadAttention`](crate::nn::MultiHeadAttention).
     /// The class token and the position embedding are the variables `cls_token` and `pos_embed`.
@@ -79,6 +94,36 @@ impl WeightMap {
         WeightMap::new()
             .bert_attention("encoder.layer.{i}.attention", "encoder/layer/{i}/attention")
             .embedding("embeddings.{kind}_embeddings", "embeddings/{kind}")
+            .same_names()
+    }
+
+    /// Maps Hugging Face's GPT-2 of any size, as `GPT2Model` has it; `.strip_prefix("transformer.")`
+    /// for a model with a head. Variables have its names with slashes: `wte/W`, `h/0/mlp/c_fc/W`. The
+    /// attention of a layer is `h/0/attn`, a causal
+    /// [`MultiHeadAttention`](crate::nn::MultiHeadAttention).
+    ///
+    /// GPT-2's activation, `gelu_new`, is the approximation with a hyperbolic tangent.
+    #[track_caller]
+    pub fn hf_gpt2() -> WeightMap {
+        WeightMap::new()
+            .embedding("wte", "wte")
+            .embedding("wpe", "wpe")
+            .gpt2_attention("h.{i}.attn", "h/{i}/attn")
+            .linear_in_out("h.{i}.mlp.{layer}", "h/{i}/mlp/{layer}")
+            .same_names()
+    }
+
+    /// Maps Hugging Face's vision transformers of any size, with and without a classifier. Variables
+    /// have their names with slashes; the attention of a layer is `vit/encoder/layer/0/attention`, a
+    /// [`MultiHeadAttention`](crate::nn::MultiHeadAttention). The class token and the position
+    /// embedding are the variables `vit/embeddings/cls_token` and
+    /// `vit/embeddings/position_embeddings`.
+    #[track_caller]
+    pub fn hf_vit() -> WeightMap {
+        WeightMap::new()
+            .tensor("{p*}.cls_token", "{p*}/cls_token", super::WeightLayout::Unchanged)
+            .tensor("{p*}.position_embeddings", "{p*}/position_embeddings", super::WeightLayout::Unchanged)
+            .vit_attention("{p*}.attention", "{p*}/attention")
             .same_names()
     }
 }

@@ -85,17 +85,29 @@ enum When {
     WeightRank(usize),
 }
 
-/// Part `index` of `count` equal parts of the first dimension.
+/// Part `index` of `count` equal parts of a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     index: usize,
     count: usize,
+    of: Split,
 }
 
-const WHOLE: Part = Part { index: 0, count: 1 };
+/// The dimension that is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Split {
+    First,
+    Last,
+}
+
+const WHOLE: Part = Part { index: 0, count: 1, of: Split::First };
 
 const fn third(index: usize) -> Part {
-    Part { index, count: 3 }
+    Part { index, count: 3, of: Split::First }
+}
+
+const fn third_of_columns(index: usize) -> Part {
+    Part { index, count: 3, of: Split::Last }
 }
 
 impl Tensor {
@@ -131,6 +143,22 @@ const BATCH_NORM: [Tensor; 5] = [
 
 const fn weight_and_bias(layout: WeightLayout) -> [Tensor; 2] {
     [Tensor::new(".weight", "/W", layout), Tensor::same(".bias", "/b")]
+}
+
+/// The tensors of attention with layers of their own for queries, keys and values, under this name.
+macro_rules! separate_attention {
+    ($name:literal) => {
+        [
+            Tensor::new(concat!($name, ".query.weight"), "/query/W", WeightLayout::OutInToInOut),
+            Tensor::new(concat!($name, ".key.weight"), "/key/W", WeightLayout::OutInToInOut),
+            Tensor::new(concat!($name, ".value.weight"), "/value/W", WeightLayout::OutInToInOut),
+            Tensor::new(".output.dense.weight", "/out/W", WeightLayout::OutInToInOut),
+            Tensor::same(concat!($name, ".query.bias"), "/query/b"),
+            Tensor::dropped(concat!($name, ".key.bias"), WHOLE),
+            Tensor::same(concat!($name, ".value.bias"), "/value/b"),
+            Tensor::same(".output.dense.bias", "/out/b"),
+        ]
+    };
 }
 
 /// Converted tensors, and what could not be converted: headings and lines.
@@ -349,18 +377,46 @@ impl WeightMap {
     #[must_use]
     #[track_caller]
     pub fn bert_attention(self, theirs: &str, ours: &str) -> WeightMap {
-        let weight = |theirs, ours| Tensor::new(theirs, ours, WeightLayout::OutInToInOut);
+        self.rule(theirs, ours, &separate_attention!(".self"))
+    }
+
+    /// Maps the attention of Hugging Face's vision transformers: `.attention.query`,
+    /// `.attention.key`, `.attention.value` and `.output.dense`. The bias of the keys is dropped, as
+    /// in [`WeightMap::attention`].
+    #[must_use]
+    #[track_caller]
+    pub fn vit_attention(self, theirs: &str, ours: &str) -> WeightMap {
+        self.rule(theirs, ours, &separate_attention!(".attention"))
+    }
+
+    /// Maps the attention of Hugging Face's GPT-2: `.c_attn` and `.c_proj`, whose weights are
+    /// `[in, out]` there, too. The bias of the keys is dropped, as in [`WeightMap::attention`], and
+    /// so is the causal mask that older files contain.
+    #[must_use]
+    #[track_caller]
+    pub fn gpt2_attention(self, theirs: &str, ours: &str) -> WeightMap {
+        let weight = |name, i| Tensor::same(".c_attn.weight", name).part(third_of_columns(i));
         let tensors = [
-            weight(".self.query.weight", "/query/W"),
-            weight(".self.key.weight", "/key/W"),
-            weight(".self.value.weight", "/value/W"),
-            weight(".output.dense.weight", "/out/W"),
-            Tensor::same(".self.query.bias", "/query/b"),
-            Tensor::dropped(".self.key.bias", WHOLE),
-            Tensor::same(".self.value.bias", "/value/b"),
-            Tensor::same(".output.dense.bias", "/out/b"),
+            weight("/query/W", 0),
+            weight("/key/W", 1),
+            weight("/value/W", 2),
+            Tensor::same(".c_attn.bias", "/query/b").part(third(0)),
+            Tensor::dropped(".c_attn.bias", third(1)),
+            Tensor::same(".c_attn.bias", "/value/b").part(third(2)),
+            Tensor::same(".c_proj.weight", "/out/W"),
+            Tensor::same(".c_proj.bias", "/out/b"),
+            Tensor::dropped(".bias", WHOLE),
+            Tensor::dropped(".masked_bias", WHOLE),
         ];
         self.rule(theirs, ours, &tensors)
+    }
+
+    /// Maps a linear layer whose weights are `[in, out]` on both sides, as `Conv1D` of Hugging
+    /// Face's GPT-2: `.weight` to `/W` and `.bias` to `/b`.
+    #[must_use]
+    #[track_caller]
+    pub fn linear_in_out(self, theirs: &str, ours: &str) -> WeightMap {
+        self.rule(theirs, ours, &weight_and_bias(WeightLayout::Unchanged))
     }
 
     /// Ignores tensors of this name. A template may match any number of them, but at least one.
@@ -632,24 +688,37 @@ fn part_of(t: &HostTensor, part: Part) -> Result<HostTensor> {
         return Ok(t.clone());
     }
     let mut sizes = t.sizes().to_vec();
-    let Some(first) = sizes.first_mut().filter(|n| n.is_multiple_of(part.count)) else {
+    let split = match part.of {
+        Split::First => sizes.first_mut(),
+        Split::Last => sizes.last_mut(),
+    };
+    let Some(split) = split.filter(|n| n.is_multiple_of(part.count)) else {
         return Err(Error::shape(format!("{:?} cannot be split into {} parts", t.sizes(), part.count)));
     };
-    *first /= part.count;
-    let mut result = HostTensor::zeros(t.dtype(), sizes)?;
-    let length = t.as_bytes().len() / part.count;
-    result.copy_from_bytes(&t.as_bytes()[part.index * length..][..length])?;
+    *split /= part.count;
+    let mut result = HostTensor::zeros(t.dtype(), sizes.as_slice())?;
+    let length = result.as_bytes().len() / stripes(part.of, &sizes).max(1);
+    let parts = t.as_bytes().chunks_exact(length.max(1)).skip(part.index).step_by(part.count);
+    result.copy_from_bytes(&parts.flatten().copied().collect::<Vec<u8>>())?;
     Ok(result)
+}
+
+/// Returns the number of pieces of memory that a part of a tensor consists of.
+fn stripes(of: Split, sizes: &[usize]) -> usize {
+    match (of, sizes) {
+        (Split::Last, [outer @ .., _]) => outer.iter().product(),
+        _ => 1,
+    }
 }
 
 /// Puts parts together to a tensor.
 fn concatenated(mut parts: Vec<(Part, HostTensor)>) -> Result<HostTensor> {
     parts.sort_by_key(|(part, _)| part.index);
-    let Some((Part { count, .. }, first)) = parts.first().cloned() else {
+    let Some((Part { count, of, .. }, first)) = parts.first().cloned() else {
         return Err(Error::new(ErrorKind::Name, "no variable is mapped to it"));
     };
-    let is_complete = parts.iter().enumerate().all(|(i, (part, t))| {
-        *part == Part { index: i, count } && t.sizes() == first.sizes() && t.dtype() == first.dtype()
+    let is_complete = parts.iter().enumerate().all(|(index, (part, t))| {
+        *part == Part { index, count, of } && t.sizes() == first.sizes() && t.dtype() == first.dtype()
     });
     if !is_complete || parts.len() != count {
         let why = format!("{} of its {count} parts have variables of one shape", parts.len());
@@ -659,10 +728,18 @@ fn concatenated(mut parts: Vec<(Part, HostTensor)>) -> Result<HostTensor> {
         return Ok(first);
     }
     let mut sizes = first.sizes().to_vec();
-    let Some(rows) = sizes.first_mut() else { return Err(Error::shape("a scalar has no parts")) };
-    *rows *= count;
-    let mut result = HostTensor::zeros(first.dtype(), sizes)?;
-    result.copy_from_bytes(&parts.iter().flat_map(|(_, t)| t.as_bytes()).copied().collect::<Vec<u8>>())?;
+    let joined = match of {
+        Split::First => sizes.first_mut(),
+        Split::Last => sizes.last_mut(),
+    };
+    let Some(joined) = joined else { return Err(Error::shape("a scalar has no parts")) };
+    *joined *= count;
+    let stripes = stripes(of, &sizes);
+    let length = first.as_bytes().len() / stripes.max(1);
+    let bytes =
+        (0..stripes).flat_map(|i| parts.iter().flat_map(move |(_, t)| &t.as_bytes()[i * length..][..length]));
+    let mut result = HostTensor::zeros(first.dtype(), sizes.as_slice())?;
+    result.copy_from_bytes(&bytes.copied().collect::<Vec<u8>>())?;
     Ok(result)
 }
 

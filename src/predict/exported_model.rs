@@ -137,6 +137,11 @@ impl ExportedModel {
             .map_err(|e| Error::new(ErrorKind::Data, format!("the metadata {key:?} cannot be read: {e}")))
     }
 
+    /// Returns the session that runs the model, as for its profile.
+    pub fn session(&self) -> &Session {
+        &self.predictor.session
+    }
+
     /// Returns the model with batch normalization folded into weights: see
     /// [`OfflinePredictor::folded`].
     #[track_caller]

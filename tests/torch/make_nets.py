@@ -8,6 +8,7 @@ Run:  python tests/torch/make_nets.py FOLDER       (needs `pip install torch tor
 import pathlib
 import sys
 
+import safetensors.torch
 import timm
 import torch
 import torchvision
@@ -17,7 +18,7 @@ FOLDER = pathlib.Path(sys.argv[1])
 torch.manual_seed(7)
 
 
-def save(name, net, *inputs, legacy=False):
+def save(name, net, *inputs, legacy=False, weights=None):
     # Running statistics that are not those of a new net.
     for module in net.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -29,7 +30,7 @@ def save(name, net, *inputs, legacy=False):
     with torch.no_grad():
         y = net(*inputs)
     y = y[0] if isinstance(y, tuple) else y
-    state = {"epoch": 3, "model": net.state_dict()}
+    state = {"epoch": 3, "model": weights or net.state_dict()}
     torch.save(state, FOLDER / f"{name}.pth", _use_new_zipfile_serialization=not legacy)
     x = inputs[0]
     # Images here are [batch, height, width, channels]. A view of the same storage: the reader collects it.
@@ -72,7 +73,9 @@ class Recurrent(torch.nn.Module):
 
 
 save("resnet18", torchvision.models.resnet18(), torch.randn(2, 3, 64, 64))
+save("timm_resnet18", timm.create_model("resnet18"), torch.randn(2, 3, 64, 64))
 save("mobilenet_v2", torchvision.models.mobilenet_v2(), torch.randn(2, 3, 64, 64))
+save("efficientnet_b0", torchvision.models.efficientnet_b0(), torch.randn(2, 3, 64, 64))
 save("flattened", Flattened(), torch.randn(2, 3, 8, 10), legacy=True)
 save("attention", Attention(), torch.randn(2, 6, 8))
 save("lstm", Recurrent(torch.nn.LSTM), torch.randn(2, 6, 5), legacy=True)
@@ -102,3 +105,42 @@ class Bert(torch.nn.Module):
 
 
 save("hf_bert", Bert(), torch.randint(0, 20, (2, 6)).float())
+
+
+class Gpt2(torch.nn.Module):
+    """Takes ids as floats and returns the hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        config = transformers.GPT2Config(vocab_size=20, n_positions=7, n_embd=8, n_layer=2, n_head=2)
+        self.transformer = transformers.GPT2Model(config)
+        for name, parameter in self.transformer.named_parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+
+    def forward(self, x):
+        return self.transformer(x.long()).last_hidden_state
+
+
+save("hf_gpt2", Gpt2(), torch.randint(0, 20, (2, 6)).float())
+
+
+class Vit(torch.nn.Module):
+    """Returns the logits."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=5)
+        self.net = transformers.ViTForImageClassification(config)
+        for name, parameter in self.net.named_parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+
+    def forward(self, x):
+        return self.net(x).logits
+
+
+vit = Vit()
+# The names in files are not those of the modules.
+vit.net.save_pretrained(FOLDER / "vit")
+weights = safetensors.torch.load_file(FOLDER / "vit" / "model.safetensors")
+save("hf_vit", vit, torch.randn(2, 3, 16, 16), weights=weights)

@@ -123,7 +123,7 @@ pub use conv::{
 pub use copy::{Concat, Copy, Pad};
 pub use elementwise::{Map, Operand};
 pub use gather::GatherScatter;
-pub use gemm::{Bias, Block, Contract, MatMul, Operands};
+pub use gemm::{Bias, Block, Contract, FilterPacking, MatMul, Operands};
 pub use pool::Pool;
 pub use random::Random;
 pub use reduce::{Cumsum, Extremes, Reduce, ReduceKind, all_finite, extremes};

@@ -15,7 +15,7 @@ use super::row_kernel::RowKernel;
 use crate::kir::{CustomKernel, Kernel, KernelNode, MapBody, PoolKind, View};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tensorpack_kernels::{self as kernels, Bias, Block, Isa, Operand, Operands, Team};
+use tensorpack_kernels::{self as kernels, Bias, Block, FilterPacking, Isa, Operand, Operands, Team};
 use tensorpack_tensor::{CounterRng, DType, Error, ErrorKind, HostTensor, Result};
 
 /// A kernel with everything it needs to run.
@@ -88,6 +88,8 @@ pub(super) struct Memory<'a> {
     /// Records the extremes of checked elements, if they are needed.
     pub(super) measured: Option<&'a [Measured]>,
     pub(super) shared: *mut u8,
+    /// Whether the shared memory has the result of the first phase already.
+    pub(super) is_packed: bool,
     /// A block of scratch memory for each member of the team.
     pub(super) scratch: &'a [*mut u8],
     pub(super) scratch_bytes: usize,
@@ -291,6 +293,14 @@ impl CompiledKernel {
         }
     }
 
+    /// Returns how the first phase of a convolution packs its filter.
+    pub(super) fn packing(&self) -> Option<FilterPacking> {
+        match self {
+            CompiledKernel::Contract { kernel, .. } => kernel.packing(),
+            _ => None,
+        }
+    }
+
     pub(super) fn scratch_bytes(&self) -> usize {
         match self {
             CompiledKernel::Map(k) => k.scratch_bytes(),
@@ -336,7 +346,7 @@ impl CompiledKernel {
             }
             CompiledKernel::Contract { kernel, epilogue } => {
                 let cols = kernel.columns();
-                for phase in 0..kernel.phases() {
+                for phase in usize::from(m.is_packed)..kernel.phases() {
                     team.run(kernel.chunks(phase), &|chunk, member| {
                         let (own, rest) = m.scratch(member).split_at_mut(padded(kernel.scratch_bytes()));
                         let mut finish = |block: Block| {

@@ -3,7 +3,7 @@
 use super::compiled_kernel::Memory;
 use super::epilogue::CompiledEpilogue;
 use super::memory::padded;
-use tensorpack_kernels::{Bf16Contract, Bf16Isa, Block, Contract};
+use tensorpack_kernels::{Bf16Contract, Bf16Isa, Block, Contract, FilterPacking};
 use tensorpack_tensor::{DType, Result};
 
 /// A contraction with the type of its operands.
@@ -80,6 +80,14 @@ impl ContractKernel {
     /// Returns whether the kernel itself can add a bias to the sums, as the last operation.
     pub(super) fn takes_bias(&self) -> bool {
         !self.sums_apart() && either!(self, kernel => kernel.takes_bias())
+    }
+
+    /// Returns how the first phase packs the right operand: see [`Contract::packing`].
+    pub(super) fn packing(&self) -> Option<FilterPacking> {
+        match self {
+            ContractKernel::F32(kernel) => kernel.packing(),
+            _ => None,
+        }
     }
 
     pub(super) fn flops(&self) -> f64 {

@@ -7,7 +7,7 @@ use super::finite_checks::FiniteChecks;
 use super::memory::padded;
 use super::pipeline::Compilation;
 use super::placement::{self, Loc, Placement};
-use super::plan::Step;
+use super::plan::{SharedAt, Step};
 use super::variables::Variables;
 use crate::kir::{self, BufferId, Kernel, KernelNode, MapBody, Program, Update, View};
 use tensorpack_tensor::DType;
@@ -44,7 +44,7 @@ impl Emitter<'_> {
             writes: node.outputs.iter().map(|&b| self.placement.buffer(b)).collect(),
             outputs: node.outputs.iter().map(|&b| stored(b)).collect(),
             checked: node.outputs.iter().map(|&b| self.checks.of_result(b)).collect(),
-            shared,
+            shared: shared.map_or(SharedAt::Nowhere, SharedAt::Arena),
             origin: node.origin.clone().into(),
             bytes: read + written,
         }
@@ -77,7 +77,7 @@ impl Emitter<'_> {
             writes: first.variables.iter().map(|&v| self.variable(v)).collect(),
             outputs: dtypes.iter().map(|&d| (d, n)).collect(),
             checked: (0..dtypes.len()).map(|output| self.checks.of_fused_update(update, output)).collect(),
-            shared: None,
+            shared: SharedAt::Nowhere,
             origin: update.origin.clone().into(),
             bytes: read + written,
             kernel: CompiledKernel::map(&body, dtypes),
@@ -108,7 +108,7 @@ impl Emitter<'_> {
             writes: vec![self.variable(copy.variable)],
             outputs: vec![(value.dtype, value.len())],
             checked: Vec::new(),
-            shared: None,
+            shared: SharedAt::Nowhere,
             origin: copy.origin.clone().into(),
             bytes: 2.0 * (value.len() * value.dtype.size()) as f64,
         }

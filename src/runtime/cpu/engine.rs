@@ -8,6 +8,7 @@ use super::all_reduce::Communicator;
 use super::compiled_kernel::{CompiledKernel, Participant};
 use super::exchange::{Exchange, Split};
 use super::overflow::Measured;
+use super::packed_filters::PackedFilters;
 use super::pipeline::{self, Compilation, Mode, PassCx};
 use super::plan::Plan;
 use super::shared_variables::SharedVariables;
@@ -82,6 +83,7 @@ struct Shared {
     memories: Vec<TowerMemory>,
     /// The snapshot of the variables that a fork computes on; empty if the engine is not a fork.
     snapshot: Variables,
+    filters: PackedFilters,
     isa: Isa,
 }
 
@@ -91,6 +93,7 @@ impl Shared {
             teams: Vec::new(),
             memories: Vec::new(),
             snapshot,
+            filters: PackedFilters::default(),
             isa: options.isa.map_or_else(Isa::detect, |i| i.min(Isa::detect())),
         }))
     }
@@ -210,10 +213,14 @@ impl Engine {
         self.check_results(&programs, &shared)?;
         self.teams(&mut shared, 1)?;
         let threads = self.threads(programs.len());
-        let compiled = programs
+        let mut compiled = programs
             .into_iter()
             .map(|program| self.run_passes(program, mode, threads, &mut shared, &mut variables))
             .collect::<Result<Vec<_>>>()?;
+        // Towers would pack the same filter at the same time.
+        if let [(only, _)] = &mut compiled[..] {
+            only.keeps_filters = mode == Mode::Fast;
+        }
         check_all_reduces(&compiled)?;
         let (exchange, splits) = self.exchange(&compiled, mode)?.unzip();
         let splits = splits.unwrap_or_else(|| vec![Vec::new(); compiled.len()]);
@@ -234,8 +241,9 @@ impl Engine {
         let plans = programs
             .into_iter()
             .map(|program| {
-                let (compilation, passes) =
+                let (mut compilation, passes) =
                     self.run_passes(program, mode, threads, &mut shared, &mut variables)?;
+                compilation.keeps_filters = mode == Mode::Fast && towers == 1;
                 Plan::new(compilation, &variables, passes, &[])
             })
             .collect::<Result<Vec<Plan>>>()?;
@@ -326,11 +334,13 @@ impl Engine {
             .collect::<Result<Vec<Plan>>>()?;
         self.teams(shared, plans.len())?;
         shared.memories.resize_with(plans.len().max(shared.memories.len()), TowerMemory::default);
+        let filters =
+            plans.iter().fold(0usize, |n, plan| n.saturating_add(shared.filters.missing(&plan.filters)));
         let (teams, memories) = teams_and_memories(shared, plans.len())?;
         let more = plans
             .iter()
             .zip(memories.iter())
-            .fold(0usize, |more, (plan, memory)| more.saturating_add(memory.missing(plan, teams.threads())));
+            .fold(filters, |more, (plan, memory)| more.saturating_add(memory.missing(plan, teams.threads())));
         let joint = teams.joint.as_ref().map_or(0, |team| own(team).len());
         match limit {
             // A limit holds for the variables and a program together.
@@ -343,6 +353,7 @@ impl Engine {
         for (i, (plan, memory)) in plans.iter().zip(memories).enumerate() {
             memory.make_room(plan, teams.threads().max(if i == 0 { joint } else { 0 }))?;
         }
+        plans.iter().try_for_each(|plan| shared.filters.make_room(&plan.filters))?;
         let profile = self.options.profile;
         let origins = |plan: &Plan| plan.steps.iter().map(|step| step.origin.clone()).collect();
         let origins = Arc::new(plans.iter().map(origins).collect::<Origins>());
@@ -519,7 +530,7 @@ impl CpuProgram {
     /// Fills every tower's tables with the pointers of this run.
     fn resolve(&self, shared: &mut Shared, variables: &Variables, feeds: &[Feed<'_>]) {
         for (tower, memory) in self.towers.iter().zip(&shared.memories) {
-            own(tower).resolve(memory, variables, &shared.snapshot, feeds);
+            own(tower).resolve(memory, variables, &shared.snapshot, &shared.filters, feeds);
         }
     }
 
@@ -670,7 +681,11 @@ impl CpuProgram {
         if !is_finite {
             return self.fail_check(variables);
         }
+        self.towers.iter().for_each(|tower| shared.filters.set_packed(&own(tower).plan.filters, variables));
         self.fetch(shared, variables, feeds, outputs)?;
+        let changes = |tower: &Mutex<TowerRun>| own(tower).plan.changes_variables();
+        let is_changing = self.towers.iter().any(changes);
+        variables.revision += u64::from(is_changing);
         self.towers.iter().for_each(|tower| own(tower).before_commit(variables));
         let measured = &variables.measured;
         let joint = self.commit_jointly(shared, run, finite, measured)?;
@@ -681,8 +696,7 @@ impl CpuProgram {
         self.towers.iter().for_each(|tower| own(tower).after_commit(variables, feeds, shared.isa));
         let staleness =
             if self.variables.are_shared() { variables.version - shared.snapshot.version } else { 0 };
-        let changes = |tower: &Mutex<TowerRun>| own(tower).plan.changes_variables();
-        variables.version += u64::from(self.towers.iter().any(changes));
+        variables.version += u64::from(is_changing);
         Ok(Outcome::Committed { staleness })
     }
 

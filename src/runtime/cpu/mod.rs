@@ -14,6 +14,7 @@ mod pool_grad_hoist;
 mod interval;
 mod overflow;
 mod variables;
+mod packed_filters;
 mod shared_variables;
 mod commit;
 mod snapshot;

@@ -38,6 +38,8 @@ pub(super) struct Compilation {
     pub(super) panels: HashSet<BufferId>,
     /// Whether convolutions use the direct algorithm only.
     pub(super) exact_convolutions: bool,
+    /// Whether filters that are variables stay packed from run to run (see `packed_filters.rs`).
+    pub(super) keeps_filters: bool,
     /// The number of threads that run it.
     pub(super) threads: usize,
     /// The instructions for products of bf16; without them bf16 is computed in f32.
@@ -69,7 +71,8 @@ impl Compilation {
         bf16: Option<Bf16Isa>,
     ) -> Compilation {
         let (commit, panels) = Default::default();
-        Compilation { program, commit, live_from: 0, panels, exact_convolutions, threads, bf16 }
+        let (live_from, keeps_filters) = (0, false);
+        Compilation { program, commit, live_from, panels, exact_convolutions, keeps_filters, threads, bf16 }
     }
 }
 

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// The memory that an offset counts from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Base {
     Arena,
     Feed(usize),
@@ -24,7 +24,7 @@ pub(super) enum Base {
 }
 
 /// A location in memory: a base and an offset in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Loc {
     pub(super) base: Base,
     pub(super) offset: usize,

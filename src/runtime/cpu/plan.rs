@@ -10,12 +10,14 @@ use super::exchange::Split;
 use super::finite_checks::{Checked, Copied, FiniteChecks};
 use super::memory::padded;
 use super::overflow::Proof;
+use super::packed_filters::PackedFilter;
 use super::pipeline::Compilation;
 use super::placement::{Loc, Placement};
 use super::snapshot;
 use super::variables::Variables;
-use crate::kir::Origin;
+use crate::kir::{BufferKind, Kernel, Origin, View};
 use std::sync::Arc;
+use tensorpack_kernels::FilterPacking;
 use tensorpack_tensor::{DType, HostTensor, Result};
 
 /// One kernel, ready to run.
@@ -28,10 +30,20 @@ pub(super) struct Step {
     pub(super) outputs: Vec<(DType, usize)>,
     /// The checked elements of each output, in order; may be empty if there are none.
     pub(super) checked: Vec<Vec<Checked>>,
-    /// Offset in the arena of the memory that all threads share while the step runs.
-    pub(super) shared: Option<usize>,
+    /// The memory that all threads share while the step runs.
+    pub(super) shared: SharedAt,
     pub(super) origin: Arc<Origin>,
     pub(super) bytes: f64,
+}
+
+/// Memory that all threads share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SharedAt {
+    Nowhere,
+    /// At this offset in the arena.
+    Arena(usize),
+    /// In this one of the plan's packed filters.
+    Filter(usize),
 }
 
 /// A value that is returned to the caller.
@@ -64,6 +76,8 @@ pub(super) struct Plan {
     pub(super) constants: Vec<HostTensor>,
     pub(super) arena_bytes: usize,
     pub(super) scratch_bytes: usize,
+    /// Filters that stay packed from run to run.
+    pub(super) filters: Vec<PackedFilter>,
     live_bytes: usize,
     text: String,
 }
@@ -81,13 +95,26 @@ impl Plan {
         let nodes = program.kernels.iter();
         let kernels: Vec<CompiledKernel> =
             nodes.map(|node| CompiledKernel::new(&compilation, node)).collect::<Result<_>>()?;
-        let shared: Vec<usize> = kernels.iter().map(|k| padded(k.shared_bytes())).collect();
-        let placement = Placement::new(&compilation, variables, &shared)?;
+        let keeps = kept_filters(&compilation, &kernels);
+        let shared = kernels.iter().zip(&keeps).map(|(k, kept)| match kept {
+            Some(_) => 0,
+            None => padded(k.shared_bytes()),
+        });
+        let placement = Placement::new(&compilation, variables, &shared.collect::<Vec<usize>>())?;
         let text = passes + &describe(&compilation, &kernels, &placement);
         let checks = FiniteChecks::new(&compilation);
         let emitter =
             Emitter { compilation: &compilation, variables, placement: &placement, checks: &checks };
-        let (steps, commit_from) = split_all_reduces(emitter.steps(kernels), program.kernels.len(), splits);
+        let mut steps = emitter.steps(kernels);
+        let mut filters = Vec::new();
+        for (step, kept) in steps.iter_mut().zip(keeps) {
+            if let Some((view, packing)) = kept {
+                let (filter, bytes) = (placement.view(view), step.kernel.shared_bytes());
+                step.shared = SharedAt::Filter(filters.len());
+                filters.push(PackedFilter { filter, packing, bytes });
+            }
+        }
+        let (steps, commit_from) = split_all_reduces(steps, program.kernels.len(), splits);
         let fetch = |v| FetchAt { loc: placement.view(v), dtype: v.dtype, sizes: v.sizes.clone() };
         Ok(Plan {
             live_from: compilation.live_from,
@@ -102,6 +129,7 @@ impl Plan {
             live_bytes: placement.live_bytes,
             constants: placement.constants,
             scratch_bytes: steps.iter().map(|s| s.kernel.scratch_bytes()).max().unwrap_or(0),
+            filters,
             steps,
             text,
         })
@@ -111,7 +139,8 @@ impl Plan {
     pub(super) fn bytes(&self, threads: usize) -> usize {
         let constants = self.constants.iter().fold(0usize, |n, c| n.saturating_add(c.as_bytes().len()));
         let scratch = padded(self.scratch_bytes).saturating_mul(threads);
-        self.arena_bytes.saturating_add(scratch).saturating_add(constants)
+        let filters = self.filters.iter().fold(0usize, |n, f| n.saturating_add(padded(f.bytes)));
+        self.arena_bytes.saturating_add(scratch).saturating_add(constants).saturating_add(filters)
     }
 
     /// Returns the largest number of bytes that a fused update writes.
@@ -130,6 +159,25 @@ impl Plan {
     pub(super) fn text(&self) -> String {
         format!("{}arena {} bytes, live at once {} bytes\n", self.text, self.arena_bytes, self.live_bytes)
     }
+}
+
+/// Returns, for each kernel whose packed filter is kept, the filter and how it is packed: a variable
+/// that this program does not change.
+fn kept_filters<'a>(
+    compilation: &'a Compilation,
+    kernels: &[CompiledKernel],
+) -> Vec<Option<(&'a View, FilterPacking)>> {
+    let Compilation { program, commit, keeps_filters, .. } = compilation;
+    let keeps = *keeps_filters && commit.is_empty() && program.updates.is_empty();
+    let nodes = program.kernels.iter().zip(kernels);
+    let kept = nodes.map(|(node, kernel)| match &node.kernel {
+        Kernel::Contract { rhs, .. } if keeps => {
+            let is_variable = matches!(program.buffer(rhs.buffer).kind, BufferKind::Variable(_));
+            kernel.packing().filter(|_| is_variable).map(|packing| (rhs, packing))
+        }
+        _ => None,
+    });
+    kept.collect()
 }
 
 /// Replaces all-reduces by their two halves. Returns the steps, and where the commit begins.
@@ -171,7 +219,7 @@ fn halves(step: &Step, index: usize) -> (Step, Step) {
         writes: Vec::new(),
         outputs: Vec::new(),
         checked: Vec::new(),
-        shared: None,
+        shared: SharedAt::Nowhere,
         origin: step.origin.clone(),
         bytes: step.bytes / 2.0,
     };
@@ -181,7 +229,7 @@ fn halves(step: &Step, index: usize) -> (Step, Step) {
         writes: step.writes.clone(),
         outputs: step.outputs.clone(),
         checked: step.checked.clone(),
-        shared: None,
+        shared: SharedAt::Nowhere,
         origin: step.origin.clone(),
         bytes: step.bytes / 2.0,
     };

@@ -4,8 +4,9 @@ use super::compiled_kernel::{Memory, Participant};
 use super::interval::Bound;
 use super::memory::{Block, padded};
 use super::overflow::{Known, Measured, Room, Source, Value};
+use super::packed_filters::PackedFilters;
 use super::placement::{Base, Loc};
-use super::plan::{Plan, Step};
+use super::plan::{Plan, SharedAt, Step};
 use super::variables::Variables;
 use crate::runtime::KernelProgress;
 use crate::runtime::executor::{Feed, KernelTime, RunInfo};
@@ -149,6 +150,8 @@ struct Pointers {
     writes: Vec<*mut u8>,
     /// The scratch memory of each member.
     scratch: Vec<*mut u8>,
+    /// The plan's packed filters, and whether each is packed already.
+    filters: Vec<(*mut u8, bool)>,
 }
 
 // SAFETY: `TowerRun::resolve` writes the pointers at the beginning of every run, before they are
@@ -200,9 +203,10 @@ impl TowerRun {
         memory: &TowerMemory,
         variables: &Variables,
         snapshot: &Variables,
+        packed: &PackedFilters,
         feeds: &[Feed<'_>],
     ) {
-        let Pointers { reads, writes, scratch } = &mut self.pointers;
+        let Pointers { reads, writes, scratch, filters } = &mut self.pointers;
         reads.clear();
         writes.clear();
         for step in &self.plan.steps {
@@ -210,6 +214,8 @@ impl TowerRun {
             reads.extend(step.reads.iter().map(|loc| pointer(loc).cast_const()));
             writes.extend(step.writes.iter().map(pointer));
         }
+        filters.clear();
+        filters.extend(self.plan.filters.iter().map(|filter| packed.find(filter, variables)));
         scratch.clear();
         scratch.extend(memory.scratch.iter().map(Block::as_ptr));
         self.measured.iter().for_each(Measured::reset);
@@ -298,13 +304,19 @@ impl TowerRun {
             At::Nothing => (&[][..], None),
         };
         let finite = look.finite;
+        let (shared, is_packed) = match step.shared {
+            SharedAt::Nowhere => (cx.memory.arena(), false),
+            SharedAt::Arena(offset) => (cx.memory.arena().wrapping_add(offset), false),
+            SharedAt::Filter(i) => self.pointers.filters[i],
+        };
         let memory = Memory {
             reads: &self.pointers.reads[at.read..at.read + step.reads.len()],
             writes: &self.pointers.writes[at.write..at.write + step.writes.len()],
             outputs: &step.outputs,
             checked,
             measured,
-            shared: cx.memory.arena().wrapping_add(step.shared.unwrap_or(0)),
+            shared,
+            is_packed,
             scratch: &self.pointers.scratch,
             scratch_bytes: cx.memory.scratch_bytes,
             finite,

@@ -36,6 +36,8 @@ pub(super) struct Variables {
     pub(super) measured: Vec<Measured>,
     /// Number of runs that changed the variables.
     pub(super) version: u64,
+    /// Increases whenever a value may change, by a run or otherwise.
+    pub(super) revision: u64,
 }
 
 impl Variables {
@@ -72,7 +74,8 @@ impl Variables {
         let slabs = sizes.iter().map(|&n| Block::zeroed(n)).collect::<Result<Vec<Block>>>()?;
         let measured = infos.iter().map(|_| Measured::default()).collect();
         let known = vec![Value::default(); infos.len()];
-        let mut variables = Variables { slabs, places, types, divided, known, measured, version: 0 };
+        let (version, revision) = (0, 0);
+        let mut variables = Variables { slabs, places, types, divided, known, measured, version, revision };
         for (i, v) in infos.iter().enumerate() {
             variables.write(i, &v.init.value(seed, &v.name, v.dtype, &v.sizes)?)?;
         }
@@ -83,7 +86,7 @@ impl Variables {
     pub(super) fn zeroed_copy(&self) -> Result<Variables> {
         let slabs = self.slabs.iter().map(|b| Block::zeroed(b.len())).collect::<Result<Vec<Block>>>()?;
         let (places, types, divided) = (self.places.clone(), self.types.clone(), self.divided.clone());
-        Ok(Variables { slabs, places, types, divided, known: Vec::new(), measured: Vec::new(), version: 0 })
+        Ok(Variables { slabs, places, types, divided, ..Variables::default() })
     }
 
     /// Copies the values of some variables from `others`, which has the same layout.
@@ -182,6 +185,7 @@ impl Variables {
                 bytes.len(),
             )
         };
+        self.revision += 1;
         self.measure(index);
         Ok(())
     }

@@ -44,7 +44,7 @@ pub(super) fn fetch(base: &str, files: &[&str], folder: &Path, label: &str) -> R
         let url = format!("{base}{name}");
         // Mirrors must not resume each other's files.
         let partial = partials.join(format!("{:016x}.{name}", hash_name(&url)));
-        download(&agent, &url, &folder.join(name), &partial, MAX_SIZE, label)
+        download(&agent, &url, &[], &folder.join(name), &partial, MAX_SIZE, label)
     });
     // Fails, as it should, if a partial file is left to resume.
     let _ = fs::remove_dir(&partials);
@@ -53,13 +53,75 @@ pub(super) fn fetch(base: &str, files: &[&str], folder: &Path, label: &str) -> R
 
 /// Creates a client with the root certificates in `tls`.
 pub(super) fn agent(tls: TlsConfig) -> Agent {
+    agent_for(tls, true)
+}
+
+fn agent_for(tls: TlsConfig, https_only: bool) -> Agent {
     let config = Agent::config_builder()
         .timeout_connect(Some(CONNECT_TIMEOUT))
         .timeout_per_read(Some(READ_TIMEOUT))
-        .https_only(true)
+        .https_only(https_only)
         .http_status_as_error(false)
         .tls_config(tls);
     config.build().into()
+}
+
+/// A client for the hub of models in the main crate.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct HttpClient {
+    agent: Agent,
+}
+
+/// Headers of a request, by name.
+type Headers<'a> = &'a [(&'a str, &'a str)];
+
+impl HttpClient {
+    /// Creates a client. Without `https_only` it also takes `http` URLs.
+    pub fn new(https_only: bool) -> HttpClient {
+        HttpClient { agent: agent_for(TlsConfig::default(), https_only) }
+    }
+
+    /// Returns the body at `url`, of at most `max` bytes.
+    pub fn text(&self, url: &str, headers: Headers<'_>, max: u64) -> Result<String> {
+        let failed = |why: String| Error::new(ErrorKind::Io, why).within(url);
+        let request = headers.iter().fold(self.agent.get(url), |r, (name, value)| r.header(*name, *value));
+        let mut response = request.call().map_err(|e| failed(e.to_string()))?;
+        match response.status().as_u16() {
+            200 => response
+                .body_mut()
+                .with_config()
+                .limit(max)
+                .read_to_string()
+                .map_err(|e| failed(e.to_string())),
+            status => Err(failed(format!("HTTP status {status}"))),
+        }
+    }
+
+    /// Returns the status and the headers of the answer to a HEAD request; redirects are not
+    /// followed.
+    pub fn head(&self, url: &str, headers: Headers<'_>) -> Result<(u16, Vec<(String, String)>)> {
+        let request = headers.iter().fold(self.agent.head(url), |r, (name, value)| r.header(*name, *value));
+        let response = request.config().max_redirects(0).build().call();
+        let response = response.map_err(|e| Error::new(ErrorKind::Io, e.to_string()).within(url))?;
+        let text = |value: &ureq::http::HeaderValue| value.to_str().unwrap_or_default().to_string();
+        let found = response.headers().iter().map(|(name, value)| (name.to_string(), text(value)));
+        Ok((response.status().as_u16(), found.collect()))
+    }
+
+    /// Downloads `url` to `path`, at most `max` bytes. An interrupted transfer is resumed, also by a
+    /// later call with the same `partial` file. The caller must verify the result.
+    pub fn download(
+        &self,
+        url: &str,
+        headers: Headers<'_>,
+        path: &Path,
+        partial: &Path,
+        max: u64,
+        label: &str,
+    ) -> Result<()> {
+        download(&self.agent, url, headers, path, partial, max, label)
+    }
 }
 
 /// Downloads `url` to `path`, at most `max` bytes.
@@ -69,6 +131,7 @@ pub(super) fn agent(tls: TlsConfig) -> Agent {
 pub(super) fn download(
     agent: &Agent,
     url: &str,
+    headers: Headers<'_>,
     path: &Path,
     partial: &Path,
     max: u64,
@@ -77,7 +140,7 @@ pub(super) fn download(
     let mut failures = 0;
     for _ in 0..MAX_ATTEMPTS {
         let start = received(partial);
-        match transfer(agent, url, partial, start, max, label) {
+        match transfer(agent, url, headers, partial, start, max, label) {
             Ok(()) => {
                 return fs::rename(partial, path).map_err(|e| Error::from(e).within(path.display()));
             }
@@ -104,6 +167,7 @@ fn received(partial: &Path) -> u64 {
 fn transfer(
     agent: &Agent,
     url: &str,
+    headers: Headers<'_>,
     partial: &Path,
     start: u64,
     max: u64,
@@ -112,7 +176,7 @@ fn transfer(
     let interrupted =
         |e: &dyn std::fmt::Display| Failure::Interrupted(Error::new(ErrorKind::Io, e.to_string()));
     let permanent = |why: String| Failure::Permanent(Error::new(ErrorKind::Io, why));
-    let mut request = agent.get(url);
+    let mut request = headers.iter().fold(agent.get(url), |r, (name, value)| r.header(*name, *value));
     if start > 0 {
         request = request.header("Range", format!("bytes={start}-"));
     }
@@ -285,7 +349,7 @@ mod tests {
     fn get(agent: &Agent, server: &Server, max: u64) -> (Result<Vec<u8>>, u64) {
         let dir = tempfile::tempdir().unwrap();
         let (path, partial) = (dir.path().join("file"), dir.path().join("file.part"));
-        let done = download(agent, &server.url, &path, &partial, max, "test");
+        let done = download(agent, &server.url, &[], &path, &partial, max, "test");
         assert_eq!(path.exists(), done.is_ok());
         (done.map(|()| fs::read(&path).unwrap()), received(&partial))
     }
@@ -312,7 +376,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, partial) = (dir.path().join("file"), dir.path().join("file.part"));
         fs::write(&partial, &contents()[..70_000]).unwrap();
-        download(&trusted(), &server.url, &path, &partial, 1 << 20, "test").unwrap();
+        download(&trusted(), &server.url, &[], &path, &partial, 1 << 20, "test").unwrap();
         assert_eq!(fs::read(path).unwrap(), contents());
         assert_eq!(server.ranges(), [70_000]);
     }

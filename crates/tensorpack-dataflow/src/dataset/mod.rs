@@ -36,6 +36,9 @@ pub mod ptb;
 pub mod sentences;
 
 pub use data_dir::data_dir;
+#[cfg(feature = "http")]
+#[doc(hidden)]
+pub use http::HttpClient;
 #[doc(hidden)]
 pub use lock_file::lock_file;
 #[doc(hidden)]

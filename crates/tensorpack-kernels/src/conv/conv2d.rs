@@ -14,7 +14,7 @@ use crate::conv::correlation::{Correlation, PACK_COLS};
 use crate::conv::winograd::Winograd;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::amx::Amx;
-use crate::gemm::contract::{Contract, Float, Operands, PairContract};
+use crate::gemm::contract::{Contract, FilterPacking, Float, Operands, PairContract};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Pairs512;
 use crate::{Bf16Isa, Block, Isa};
@@ -345,6 +345,18 @@ macro_rules! impl_contract {
 
             fn takes_bias(&self) -> bool {
                 true
+            }
+
+            fn packing(&self) -> Option<FilterPacking> {
+                let sums = self.sums();
+                let ([height, width], channels) =
+                    (sums.conv.kernel, [sums.in_channels(), sums.out_channels()]);
+                let is_winograd = matches!(sums.planned(), Planned::Winograd(_));
+                // The classes of pixels of an input gradient depend on more than that.
+                (!sums.backward).then_some(FilterPacking {
+                    sizes: [height, width, channels[0], channels[1]],
+                    is_winograd,
+                })
             }
 
             fn flops(&self) -> f64 {

@@ -62,6 +62,15 @@ impl<T> Bias<T> {
     }
 }
 
+/// The form in which a convolution packs its filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FilterPacking {
+    /// Height, width, input and output channels.
+    pub(crate) sizes: [usize; 4],
+    /// Whether the filter is transformed, too.
+    pub(crate) is_winograd: bool,
+}
+
 /// A contraction: a sum of products of two operands, divided into phases and chunks.
 ///
 /// To run one, take the phases in turn: run all chunks of a phase, in any order and on any threads,
@@ -96,6 +105,14 @@ pub trait Contract: Debug + Send + Sync {
     /// Returns whether this contraction supports [`Operands::bias`].
     fn takes_bias(&self) -> bool {
         false
+    }
+
+    /// Returns how the first phase packs the right operand, if that is all it does: then it reads
+    /// nothing else, and later phases only read the shared memory. With the packed operand in it,
+    /// from this contraction or from another one with the same packing and instruction set, the
+    /// first phase can be left out.
+    fn packing(&self) -> Option<FilterPacking> {
+        None
     }
 
     /// Returns the number of floating-point operations: additions plus multiplications.

@@ -14,5 +14,5 @@ pub(crate) mod microkernel;
 pub(crate) mod pack;
 
 pub(crate) use contract::PairContract;
-pub use contract::{Bias, Block, Contract, Operands};
+pub use contract::{Bias, Block, Contract, FilterPacking, Operands};
 pub use matmul::MatMul;
