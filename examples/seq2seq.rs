@@ -20,7 +20,7 @@ const UNITS: usize = 128;
 /// The fraction of dates without a mistake that `--assert` requires.
 const TARGET: f64 = 0.98;
 /// Character 0 is the padding. As an output it is the end, as the decoder's first input the start.
-const ALPHABET: &str = "\00123456789-./, abcdefghijklmnopqrstuvwxyz";
+const ALPHABET: &str = "\u{0}0123456789-./, abcdefghijklmnopqrstuvwxyz";
 const MONTHS: [&str; 12] = [
     "january",
     "february",

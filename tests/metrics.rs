@@ -152,7 +152,7 @@ fn means_may_be_weighted_by_tokens() {
     let found = statistics(&specs, batches.clone(), vec![Box::new(stats)], 1).unwrap();
     assert_close(&found, "loss", 3.0);
     let e = statistics(&specs, batches, vec![Box::new(ScalarStats::new("loss").weighted_by("x"))], 1);
-    assert_mentions(&e.unwrap_err(), &["x", "not a scalar"]);
+    assert_mentions(e.unwrap_err(), &["x", "not a scalar"]);
 }
 
 #[test]

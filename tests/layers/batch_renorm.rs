@@ -38,7 +38,7 @@ fn batch_renorm_follows_its_formula() {
             let (deviation, running) =
                 ((variance + 1e-5).sqrt(), (running_variance[channel] + 1e-5f64).sqrt());
             let (r, d) = (deviation / running, (mean - running_mean[channel]) / running);
-            clipped[usize::from(r > 1.5 || r < 1.0 / 1.5 || d.abs() > 0.5)] = true;
+            clipped[usize::from(!(1.0 / 1.5..=1.5).contains(&r) || d.abs() > 0.5)] = true;
             let (r, d) = (r.clamp(1.0 / rmax, rmax), d.clamp(-dmax, dmax));
             for (i, v) in own.iter().enumerate() {
                 let expected = ((v - mean) / deviation * r + d) * 1.5 + beta[channel];
