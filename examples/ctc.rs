@@ -38,7 +38,9 @@ struct Batch {
     label: Tensor,
 }
 
-struct Reader;
+struct Reader {
+    epochs: u64,
+}
 
 impl Model for Reader {
     type Inputs = Batch;
@@ -64,7 +66,7 @@ impl Model for Reader {
     }
 
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
-        Adam::new(2e-3).process(GlobalNormClip::new(5.0)).boxed()
+        Adam::new(Schedule::cosine(2e-3, 0.0, self.epochs * STEPS)).process(GlobalNormClip::new(5.0)).boxed()
     }
 }
 
@@ -124,11 +126,12 @@ fn main() -> Result<()> {
     let [train, test] = data(args.assert)?;
     let error = CtcErrorRate::new("logits", "steps", "label").prefix("val");
     let runner = InferenceRunner::new(test.clone().batch(200), [ScalarStats::new("ctc_loss").prefix("val")]);
-    let config = TrainConfig::new(Reader, train.batch(BATCH))
+    let epochs = if args.full { 40 } else { 4 };
+    let config = TrainConfig::new(Reader { epochs }, train.batch(BATCH))
         .callback(ModelSaver::new())
         .callback(runner.with(error))
         .callback(MinSaver::new("val_label_error"))
-        .max_epoch(if args.full { 40 } else { 4 });
+        .max_epoch(epochs);
     let trained = args.configure(config)?.train()?;
 
     let error = trained.monitors.latest("val_label_error");

@@ -49,7 +49,9 @@ struct Batch {
     date_length: Tensor,
 }
 
-struct Dates;
+struct Dates {
+    epochs: u64,
+}
 
 /// The decoder: what it attends to, and for each example how much of that there is.
 struct Decoder<'a> {
@@ -122,7 +124,7 @@ impl Model for Dates {
     }
 
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
-        Adam::new(2e-3).process(GlobalNormClip::new(5.0)).boxed()
+        Adam::new(Schedule::cosine(2e-3, 0.0, self.epochs * STEPS)).process(GlobalNormClip::new(5.0)).boxed()
     }
 }
 
@@ -187,11 +189,12 @@ fn main() -> Result<()> {
     // Every token counts the same, however many a batch has.
     let loss = ScalarStats::new("token_loss").weighted_by("tokens").prefix("val");
     let runner = InferenceRunner::new(test.batch(250), [loss]).with(ScalarStats::new("exact").prefix("val"));
-    let config = TrainConfig::new(Dates, train.batch(BATCH))
+    let epochs = if args.full { 30 } else { 4 };
+    let config = TrainConfig::new(Dates { epochs }, train.batch(BATCH))
         .callback(ModelSaver::new())
         .callback(runner)
         .callback(MaxSaver::new("val_exact"))
-        .max_epoch(if args.full { 30 } else { 4 });
+        .max_epoch(epochs);
     let trained = args.configure(config)?.train()?;
 
     let exact = trained.monitors.latest("val_exact");
