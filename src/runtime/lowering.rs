@@ -263,7 +263,7 @@ impl Lowering<'_> {
             };
             (self.program.costs, self.program.kept) = (with(Role::Cost), with(Role::Gradient));
         }
-        unread::drop_unread(&mut self.program, &mut self.places);
+        unread::drop_unread(&mut self.program, &mut self.places)?;
         observe(&self.program, &self.places);
         if let Some(choice) = choice {
             segments::assign(&self.program, &mut self.places, choice);

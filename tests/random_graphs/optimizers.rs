@@ -120,6 +120,8 @@ pub(crate) fn wrappers() -> &'static [WrapperSetting] {
             "Accumulate" [n: usize] => Accumulate::new(inner, n).boxed(); |d| vec![Value::Int(d.between(1, 3) as i64)];
             "Ema" [v: f64] => Ema::new(inner, v).boxed(); |d| reals(d, [(0.0, 0.95)]);
             "Ema debiased" [v: f64] => Ema::new(inner, v).debiased().boxed(); |d| reals(d, [(0.0, 0.95)]);
+            "Swa" [s: u64, n: u64] => Swa::new(inner, s).every(n).boxed();
+                |d| vec![Value::Int(d.between(0, 2) as i64), Value::Int(d.between(1, 2) as i64)];
             "PostProcess" [v: f64] => PostProcess::new(inner, move |_, w| Some(w.clip(-v, v))).boxed(); |d| reals(d, [(0.5, 2.0)]);
         }
     )
@@ -151,7 +153,7 @@ impl Training {
         for _ in 0..d.of(&[0, 0, 1, 1, 2, 3]) {
             let at = d.below(list.len());
             // One average and one accumulation are enough for one optimizer.
-            let ema = |i: usize| list[i].name.starts_with("Ema");
+            let ema = |i: usize| list[i].name.starts_with("Ema") || list[i].name == "Swa";
             if !chosen.iter().any(|&i| i == at || ema(i) && ema(at)) {
                 chosen.push(at);
             }

@@ -282,8 +282,8 @@ fn a_program_says_what_it_trains_and_where_to_look() {
     let output = command(&run, "").output().unwrap();
     let text = processes::text(&output);
     assert!(output.status.success(), "{text}");
-    let model =
-        text.find("the model has 4 parameters; variables 16 B, values of a step ").expect("the model");
+    let memory = "variables 16 B, their copy for checkpoints 16 B, values of a step ";
+    let model = text.find(&format!("the model has 4 parameters; {memory}")).expect("the model");
     assert!(text[model..].lines().next().unwrap().contains(", planned peak "), "{text}");
     assert!(model < text.find("epoch 1: ").unwrap(), "{text}");
     let last = text.lines().last().unwrap();
