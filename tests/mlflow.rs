@@ -221,7 +221,7 @@ fn a_bad_server_neither_stops_nor_changes_training() {
     // Nobody listens.
     let dir = tempfile::tempdir().unwrap();
     let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mlflow = Mlflow::new(format!("http://{unused}")).deadline(Duration::from_millis(150));
+    let mlflow = Mlflow::new(format!("http://{unused}")).deadline(Duration::MAX);
     assert!(state(&train(dir.path(), 1, Some(mlflow)))["dropped"].as_u64().unwrap() >= STEPS);
 }
 

@@ -413,3 +413,23 @@ fn a_prediction_reads_the_current_filters() {
     assert_ne!(second, third);
     assert_eq!((third, predict(&session, &y, 1)), (fresh(5), fresh(1)));
 }
+
+/// Layers that share a filter share its packed form, and a memory limit leaves no room for any.
+#[test]
+fn packed_filters_are_planned_once() {
+    let planned = |times: usize, memory_limit: Option<usize>| {
+        let graph = Graph::new();
+        let t = TowerContext::inference(&graph);
+        let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(4), Some(4), Some(64)]));
+        let conv = Conv2d::new(64, 3);
+        let y = (0..times).fold(x, |x, _| t.auto_reuse(|t| conv.apply(t, "conv", &x)).tanh());
+        let options = SessionOptions { memory_limit, ..SessionOptions::default() };
+        let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+        session.planned_bytes(&[&y], &[("x", DType::F32, &[1, 4, 4, 64])]).unwrap()
+    };
+    let filter = 9 * 64 * 64 * 4;
+    assert!(planned(8, None) < planned(1, None) + filter, "{} and {}", planned(1, None), planned(8, None));
+    // With a limit the filter is packed into memory that other kernels use, too.
+    let limited = planned(1, Some(usize::MAX / 2));
+    assert!(limited <= planned(1, None), "{limited}");
+}

@@ -1,7 +1,6 @@
 //! Records timelines of steps.
 
 use super::{Callback, GraphCx, TrainCx, chrome_trace};
-use crate::io::failed;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -86,7 +85,7 @@ impl Profiler {
         }
         let steps = match &self.chosen {
             Some(chosen) if chosen.contains(&next) => next..=*chosen.end(),
-            _ if requested || std::mem::take(&mut self.triggered) => next..=done + self.next,
+            _ if requested || std::mem::take(&mut self.triggered) => next..=done.saturating_add(self.next),
             _ => return,
         };
         log::info!("recording a timeline of steps {next} to {}", steps.end());
@@ -112,8 +111,17 @@ impl Profiler {
             chrome_trace::write(&timeline, 0, &about, &mut file)?;
             file.flush()
         };
-        write(&path).map_err(failed("write", &path))?;
-        log::info!("wrote {}: open it at https://ui.perfetto.dev or in chrome://tracing", path.display());
+        match write(&path) {
+            Ok(()) => log::info!(
+                "wrote {}: open it at https://ui.perfetto.dev or in chrome://tracing",
+                path.display()
+            ),
+            // Training does not depend on it.
+            Err(e) => {
+                log::warn!("no timeline: cannot write {}: {e}", path.display());
+                let _ = std::fs::remove_file(&path);
+            }
+        }
         Ok(())
     }
 

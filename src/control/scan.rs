@@ -14,6 +14,7 @@ use crate::ops::matrix_product_operands;
 use crate::reference::{Array, EvaluateCx, Indices};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Arc;
@@ -51,7 +52,7 @@ use tensorpack_tensor::{DType, Dim, Error, HostTensor, Result};
 /// mixed precision.
 ///
 /// The loop is unrolled when a program is compiled for concrete shapes, so compiling takes time
-/// proportional to the number of steps, and every number of steps is a program of its own. The
+/// that grows faster than the number of steps, and every number of steps is a program of its own. The
 /// gradient stores the state of every step, and computes the rest of a step again.
 #[derive(Debug)]
 pub struct Scan<'a> {
@@ -104,11 +105,22 @@ impl<'a> Scan<'a> {
         let Some(first) = self.init.first() else { return (Vec::new(), Vec::new()) };
         let graph = first.graph().clone();
         let inputs: Vec<&Tensor> = [&self.init[..], &self.xs, &self.captured].concat();
-        let poison = || (vec![Tensor::poison(&graph); carries], Vec::new());
+        let poison = |results| (vec![Tensor::poison(&graph); carries], vec![Tensor::poison(&graph); results]);
         if inputs.iter().any(|t| t.is_poison()) {
-            return poison();
+            // Only the body knows how many results there are.
+            let scratch = Graph::new();
+            let poisons = |n| vec![Tensor::poison(&scratch); n];
+            let (_, results) =
+                body(&poisons(carries), &poisons(self.xs.len()), &poisons(self.captured.len()));
+            return poison(results.len());
         }
-        match self.build(caller, &inputs, body) {
+        let count = Cell::new(0);
+        let counted = |state: &[Tensor], xs: &[Tensor], captured: &[Tensor]| {
+            let made = body(state, xs, captured);
+            count.set(made.1.len());
+            made
+        };
+        match self.build(caller, &inputs, counted) {
             Ok(op) => {
                 let mut made = graph.called_from(caller, || graph.add_op(Arc::new(op), &inputs));
                 made.truncate(made.len() - carries);
@@ -117,7 +129,7 @@ impl<'a> Scan<'a> {
             }
             Err(e) => {
                 first.fail("Scan", e);
-                poison()
+                poison(count.get())
             }
         }
     }

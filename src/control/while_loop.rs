@@ -50,7 +50,13 @@ pub fn while_loop(
             holds.fail("while_loop", Error::shape(why));
         }
         let going = going.logical_and(&holds);
-        let next = body(state, captured);
+        let mut next = body(state, captured);
+        if next.len() != state.len() {
+            let why =
+                format!("the body returned {} tensors, but the loop began with {}", next.len(), state.len());
+            going.fail("while_loop", Error::argument(why));
+            next = state.to_vec();
+        }
         let next = state.iter().zip(&next).map(|(old, new)| going.select(new, old));
         ([going.clone()].into_iter().chain(next).collect(), Vec::new())
     });

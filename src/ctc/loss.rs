@@ -92,6 +92,8 @@ impl Tensor {
         }
         let log_probs = self.cast(self.dtype().widened()).log_softmax();
         let impossible = log_probs.constant_like(IMPOSSIBLE);
+        // A probability may be zero.
+        let log_probs = log_probs.maximum(&impossible);
         let blank = labels.constant_like(options.blank as f64);
 
         // The class of each state, from the last state to the first, so that the state before another
@@ -139,7 +141,16 @@ impl Tensor {
         let total = ends.select(&last[0], &impossible).log_sum_exp_axes(&[1]);
         let possible = total.greater(&total.constant_like(IMPOSSIBLE / 2.0));
         let otherwise = if options.zero_infinity { 0.0 } else { f64::INFINITY };
-        possible.select(&(-&total), &total.constant_like(otherwise))
+        let loss = possible.select(&(-&total), &total.constant_like(otherwise));
+        // Such as lengths in the wrong order: they must not look like a perfect prediction.
+        let within = |lengths: &Tensor, positions: &Tensor| {
+            let most = (positions * 0.0 + 1.0).sum_axes(&[1]);
+            let lengths = lengths.squeeze(1);
+            lengths.greater_equal(&lengths.zero()).logical_and(&lengths.less_equal(&most))
+        };
+        let valid = within(&input_lengths, &step.squeeze(2))
+            .logical_and(&within(&label_lengths, &labels.iota_like(1, DType::I64)));
+        valid.select(&loss, &loss.constant_like(f64::NAN))
     }
 }
 

@@ -240,6 +240,11 @@ impl CapturedCheckpoint {
         Ok(CapturedCheckpoint { global_step, variables, input_tensors, state })
     }
 
+    /// Returns whether no variable is still on a device.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.variables.iter().all(|(_, value)| matches!(value, CapturedValue::OnHost(_)))
+    }
+
     /// Returns the checkpoint, and downloads what is still on a device.
     pub(crate) fn into_host(self) -> Result<Checkpoint> {
         let CapturedCheckpoint { global_step, variables, input_tensors, state } = self;

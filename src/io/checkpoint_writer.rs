@@ -62,7 +62,10 @@ impl CheckpointWriter {
     /// Writes a checkpoint and waits until it is complete.
     pub(crate) fn save(&mut self, checkpoint: Checkpoint, tags: Vec<String>) -> Result<()> {
         self.begin(checkpoint.into(), tags)?;
-        self.join()
+        let saved = self.join();
+        // The next one is not copied into this memory.
+        self.spare.clear();
+        saved
     }
 
     /// Returns the error of the checkpoint that was being written, if it is known to have failed.
@@ -98,6 +101,8 @@ impl Drop for CheckpointWriter {
 
 fn write(mut store: CheckpointStore, captured: CapturedCheckpoint, tags: &[String]) -> Written {
     let _span = tensorpack_timeline::static_span("checkpoint", "write a checkpoint");
+    // Values from a device are downloaded into memory of their own.
+    let is_reused = captured.is_on_host();
     let checkpoint = match captured.into_host() {
         Ok(checkpoint) => checkpoint,
         Err(e) => return Written { store, tensors: Vec::new(), saved: Err(e) },
@@ -105,7 +110,7 @@ fn write(mut store: CheckpointStore, captured: CapturedCheckpoint, tags: &[Strin
     let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
     let saved = store.save(&checkpoint, &tags);
     let saved = saved.map(|folder| log::info!("saved {}", folder.display()));
-    Written { store, tensors: checkpoint.tensors, saved }
+    Written { store, tensors: if is_reused { checkpoint.tensors } else { Vec::new() }, saved }
 }
 
 /// The error of a save after a panic, which has ended the run already.

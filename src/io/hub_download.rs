@@ -245,6 +245,7 @@ impl Hub<'_> {
         let blobs = self.folder.join("blobs");
         let blob = blobs.join(&info.etag);
         fs::create_dir_all(&blobs).map_err(failed("create", &blobs))?;
+        let lock = self.lock(&info.etag)?;
         if !blob.is_file() {
             let partial = blobs.join(format!("{}.incomplete", info.etag));
             let complete = blobs.join(format!("{}.complete", info.etag));
@@ -262,7 +263,17 @@ impl Hub<'_> {
         let folder = self.snapshot(commit);
         fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
         link(&blob, &path)?;
+        drop(lock);
         Ok(path)
+    }
+
+    /// Waits until no other process or thread works on the same file.
+    fn lock(&self, name: &str) -> Result<File> {
+        let locks = self.folder.join(".locks");
+        fs::create_dir_all(&locks).map_err(failed("create", &locks))?;
+        let path = locks.join(format!("{name}.lock"));
+        let locked = File::create(&path).and_then(|file| file.lock().map(|()| file));
+        locked.map_err(failed("lock", &path))
     }
 
     /// Asks for the contents' identity, and follows redirects within the hub. The redirect of a
@@ -274,6 +285,9 @@ impl Hub<'_> {
                 headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
             };
             match status {
+                301 | 302 | 303 | 307 | 308 if header("location").is_some_and(|to| to.starts_with('/')) => {
+                    url = self.url(header("location").unwrap_or_default().trim_start_matches('/'));
+                }
                 200 | 302 | 303 | 307 | 308 if header("x-linked-etag").or(header("etag")).is_some() => {
                     let etag = header("x-linked-etag").or(header("etag")).unwrap_or_default();
                     let etag = etag.trim_start_matches("W/").trim_matches('"').to_string();
@@ -286,9 +300,6 @@ impl Hub<'_> {
                         .or(header("content-length").filter(|_| status == 200))
                         .and_then(|size| size.parse().ok());
                     return Ok((url, FileInfo { etag, size }));
-                }
-                301 | 302 | 303 | 307 | 308 if header("location").is_some_and(|to| to.starts_with('/')) => {
-                    url = self.url(header("location").unwrap_or_default().trim_start_matches('/'));
                 }
                 200 => return Err(Error::new(ErrorKind::Data, format!("{url}: the answer has no ETag"))),
                 _ => {
@@ -306,6 +317,7 @@ impl Hub<'_> {
         if revision == commit {
             return Ok(());
         }
+        let _lock = self.lock("refs")?;
         let mut path = self.folder.join("refs");
         for part in revision.split('/') {
             path.push(plain_name(part)?);

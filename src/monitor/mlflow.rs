@@ -3,6 +3,7 @@
 use super::remote_queue::{Patience, RemoteQueue};
 use super::{Class, CurvePoints, Moment, Monitor, RunEnd, Start};
 use serde_json::{Map, Value, json};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -188,7 +189,7 @@ impl Mlflow {
         };
         let end = Message::End { status, time: now() };
         if let Some(queue) = &mut self.queue {
-            queue.finish(end, 2 * self.settings.deadline);
+            queue.finish(end, self.settings.deadline.saturating_mul(2));
         }
     }
 }
@@ -297,14 +298,17 @@ impl Monitor for Mlflow {
     }
 }
 
+/// The HTTP client adds deadlines to the time, which must not overflow.
+const LONGEST_REQUEST: Duration = Duration::from_secs(24 * 3600);
+
 /// Talks to the server, on the thread of the queue.
 struct Client {
     settings: Settings,
     agent: Agent,
     run: Arc<Mutex<Option<String>>>,
     mark: String,
-    /// Whether the server may have the run.
-    is_resumed: bool,
+    /// Whether the server may have the run: it is resumed, or a request to create it was not answered.
+    may_exist: Cell<bool>,
     started: u64,
 }
 
@@ -328,10 +332,10 @@ impl Failure {
 impl Client {
     fn new(settings: Settings, run: Arc<Mutex<Option<String>>>, mark: String, is_resumed: bool) -> Client {
         let config = Agent::config_builder()
-            .timeout_global(Some(settings.deadline))
+            .timeout_global(Some(settings.deadline.min(LONGEST_REQUEST)))
             .http_status_as_error(false)
             .build();
-        Client { settings, agent: config.into(), run, mark, is_resumed, started: now() }
+        Client { settings, agent: config.into(), run, mark, may_exist: Cell::new(is_resumed), started: now() }
     }
 
     fn send(&mut self, message: Message, patience: &Patience<'_>) -> Result<()> {
@@ -343,7 +347,7 @@ impl Client {
                     Err(Failure::Rejected(code, _)) if code == "RESOURCE_DOES_NOT_EXIST" => {
                         log::warn!("the server has no run {run} any more: the rest goes to a new one");
                         *self.run.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                        self.is_resumed = false;
+                        self.may_exist.set(false);
                         self.run_id(patience).map(|_| ())
                     }
                     done => done.map(|_| ()).map_err(Failure::into_error),
@@ -370,7 +374,7 @@ impl Client {
         }
         let create = || {
             let experiment = self.experiment(patience)?;
-            if self.is_resumed {
+            if self.may_exist.get() {
                 let filter = format!("tags.{MARK} = '{}'", self.mark);
                 let search = json!({"experiment_ids": [experiment], "filter": filter, "max_results": 1});
                 let found = self.post("runs/search", &search, patience)?;
@@ -386,7 +390,9 @@ impl Client {
                 "start_time": self.started,
                 "tags": pairs(&tags),
             });
-            self.post("runs/create", &body, patience)
+            // Once: a server that is slow to answer may have created it.
+            self.may_exist.set(true);
+            self.post_once("runs/create", &body)
         };
         let created = create().map_err(Failure::into_error)?;
         let run = created["run"]["info"]["run_id"].as_str().map(str::to_string);
@@ -423,9 +429,12 @@ impl Client {
     }
 
     fn post(&self, call: &str, body: &Value, patience: &Patience<'_>) -> std::result::Result<Value, Failure> {
-        let text = body.to_string();
-        let request = || self.agent.post(self.url(call)).header("Content-Type", "application/json");
-        self.retry(patience, || self.answer(self.authorized(request()).send(&text)))
+        self.retry(patience, || self.post_once(call, body))
+    }
+
+    fn post_once(&self, call: &str, body: &Value) -> std::result::Result<Value, Failure> {
+        let request = self.agent.post(self.url(call)).header("Content-Type", "application/json");
+        self.answer(self.authorized(request).send(&body.to_string()))
     }
 
     /// Makes a request, again if the server failed.

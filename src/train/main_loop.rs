@@ -316,6 +316,7 @@ impl MainLoop<'_> {
         // A run that a signal ended in its boundary has a checkpoint from before it.
         self.compare()?;
         let saves = self.saves();
+        let requested = self.state.save_request.clone().unwrap_or_default();
         let before = match saves {
             true => Some(HostState::capture(self.state, self.callbacks, self.input.as_deref())?),
             false => None,
@@ -327,7 +328,9 @@ impl MainLoop<'_> {
         let triggered = self.triggers(begun, times);
         let is_interrupted = matches!(&triggered, Err(e) if e.kind() == ErrorKind::Interrupted);
         if is_interrupted {
-            return self.end_by_signal(before).map(Some);
+            // The tags of the last step are those of this state, and its callbacks do not set them again.
+            let tags = requested.tags.into_iter().map(|(tag, _)| tag).collect();
+            return self.end_by_signal_with(before, tags).map(Some);
         }
         triggered?;
         self.synchronize()?;
@@ -439,11 +442,15 @@ impl MainLoop<'_> {
     /// Ends training after a signal. `before` is the state to save; without it the last checkpoint
     /// is kept.
     fn end_by_signal(&mut self, before: Option<HostState>) -> Result<Ended> {
+        self.end_by_signal_with(before, Vec::new())
+    }
+
+    fn end_by_signal_with(&mut self, before: Option<HostState>, tags: Vec<String>) -> Result<Ended> {
         let signal = self.state.interrupt.signal().unwrap_or_default();
         if let Some(before) = before {
             log::warn!("received signal {signal}: saving, then exiting");
             let changed = self.state.session.end_undo_log()?;
-            resume::write(self.state, before, changed, Vec::new())?;
+            resume::write(self.state, before, changed, tags)?;
         } else {
             log::warn!(
                 "received signal {signal} in the middle of a step: exiting; the last checkpoint is valid"

@@ -44,6 +44,8 @@ pub(super) struct Started<'a> {
     pub(super) processes: usize,
     /// The step at which the run continues; `None` if it is new.
     pub(super) resumed_at: Option<u64>,
+    /// The directory of the run.
+    pub(super) logdir: &'a Path,
 }
 
 /// Writes the manifest of a new run, or appends a start to that of a resumed one. The file is
@@ -101,6 +103,7 @@ pub(super) fn describe(started: &Started<'_>) -> Value {
         "arguments": arguments.collect::<Vec<_>>(),
         "executable": executable(),
         "options": started.options,
+        "logdir": std::path::absolute(started.logdir).ok().map(|dir| dir.to_string_lossy().into_owned()),
         "directory": std::env::current_dir().ok().map(|dir| dir.to_string_lossy().into_owned()),
         "git": git(),
         "versions": {

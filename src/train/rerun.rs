@@ -24,6 +24,8 @@ const VARIABLE: &str = "TENSORPACK_RERUN";
 pub(super) struct Rerun {
     /// The directory to train in, instead of that of the run.
     directory: PathBuf,
+    /// The directory of the run.
+    run: PathBuf,
     report: PathBuf,
     task: Task,
 }
@@ -63,11 +65,19 @@ impl Rerun {
             },
             _ => return Err(bad("task")),
         };
-        Ok(Rerun { directory: path("directory")?, report: path("report")?, task: kind })
+        Ok(Rerun { directory: path("directory")?, run: path("run")?, report: path("report")?, task: kind })
     }
 
     /// Makes a run that resumes the copied checkpoint and writes only to the temporary directory.
-    pub(super) fn apply(self, run: &mut RunConfig) {
+    /// Returns an error if it is another run of this program.
+    pub(super) fn apply(self, run: &mut RunConfig) -> Result<()> {
+        let directory = run.logdir.as_deref().map(std::path::absolute).transpose()?;
+        if directory.as_ref() != Some(&self.run) {
+            let other = directory.map_or("a run without a log directory".into(), |d| d.display().to_string());
+            let why = format!("{} cannot be repeated: the program first trains {other}", self.run.display());
+            return Err(Error::new(ErrorKind::Unsupported, why)
+                .note("the program must train this run before any other, as it did at first"));
+        }
         run.logdir = Some(self.directory.clone());
         run.fresh = false;
         // Monitors may write elsewhere. The history of statistics, which callbacks read, stays.
@@ -76,6 +86,7 @@ impl Rerun {
         run.steps_per_launch = StepsPerLaunch::Exactly(1);
         run.then_exit = true;
         run.rerun = Some(self);
+        Ok(())
     }
 
     /// Compares the state of a commit point with the checkpoint that was taken there, if there is one,

@@ -1,6 +1,5 @@
 //! The options that every training program understands.
 
-use super::rerun::Rerun;
 use super::train_config::Data;
 use super::{
     AsyncMultiGpuTrainer, Configured, DistributedTrainerParameterServer, DistributedTrainerReplicated,
@@ -265,9 +264,6 @@ impl TrainArgs {
         }
         if self.dry_run {
             (run.dry_run, run.then_exit) = (true, true);
-        }
-        if let Some(rerun) = Rerun::from_environment()? {
-            rerun.apply(run);
         }
         Ok(config)
     }

@@ -4,6 +4,7 @@ use super::batch_summary::{BatchSummary, Description, describe_model};
 use super::main_loop::{Ended, MainLoop};
 use super::manifest::{self, Started};
 use super::ranks::{self, Ranks};
+use super::rerun::Rerun;
 use super::resume;
 use super::signals::{self, Signals};
 use super::step::Iteration;
@@ -142,7 +143,11 @@ impl Trainer {
     }
 
     /// Trains with only the callbacks and monitors of the configuration.
-    pub fn train(self, config: RunConfig, mut iteration: impl Iteration) -> Result<Trained> {
+    pub fn train(self, mut config: RunConfig, mut iteration: impl Iteration) -> Result<Trained> {
+        // Here, whatever the program sets before: it must not train in the directory of the run.
+        if let Some(rerun) = Rerun::from_environment()? {
+            rerun.apply(&mut config)?;
+        }
         config.check()?;
         let then_exit = config.then_exit;
         let (signals, interrupt) = Signals::install()?;
@@ -278,6 +283,7 @@ impl Trainer {
                 platform: state.session.platform()?,
                 processes: self.group.as_ref().map_or(1, |group| group.size()),
                 resumed_at: saved.map(|_| global_step),
+                logdir: lock.dir(),
             };
             let start = manifest::describe(&started);
             manifest::record(lock.dir(), &start);

@@ -61,3 +61,50 @@ fn greedy_decoding_merges_repetitions() {
     assert!(decode(&[7, 6, 6], 0).unwrap_err().message().contains("a length is 7"));
     assert!(decode(&[6, 6, 6], 3).is_err());
 }
+
+/// Lengths in the wrong order must not look like a perfect prediction.
+#[test]
+fn lengths_outside_of_their_range_make_the_loss_nan() {
+    for options in [CtcOptions::default(), CtcOptions::default().zero_infinity()] {
+        let steps = 3;
+        for (input, label, valid) in
+            [(3, 2, true), (0, 0, true), (4, 2, false), (-1, 0, false), (3, 3, false), (3, -1, false)]
+        {
+            let graph = Graph::new();
+            let logits = graph.constant(HostTensor::zeros(DType::F32, [1, steps, 4]).unwrap());
+            let tensor = |sizes: &[usize], values: &[i32]| graph.constant(ints(sizes, values));
+            let loss = logits.ctc_loss(
+                &tensor(&[1, 2], &[1, 2]),
+                &tensor(&[1], &[input]),
+                &tensor(&[1], &[label]),
+                &options,
+            );
+            let session = Session::new(graph.freeze().unwrap()).unwrap();
+            let found = session.run(&[&loss], &[]).unwrap()[0].to_f64_vec()[0];
+            assert_eq!(found.is_nan(), !valid, "{input} steps, {label} labels: {found}");
+        }
+    }
+}
+
+/// A probability of zero off the path costs nothing, and on the path makes the labels impossible.
+#[test]
+fn probabilities_may_be_zero() {
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::f32("x", [Some(1), Some(3), Some(4)]).allow_infinite());
+    let tensor = |sizes: &[usize], values: &[i32]| graph.constant(ints(sizes, values));
+    let options = CtcOptions::default().zero_infinity();
+    let loss = x.ctc_loss(&tensor(&[1, 3], &[1, 2, 3]), &tensor(&[1], &[3]), &tensor(&[1], &[3]), &options);
+    let gradient = loss.sum().gradient(&x);
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let certain = |path: [usize; 3]| {
+        let logit = |i: usize| if path[i / 4] == i % 4 { 0.0 } else { f32::NEG_INFINITY };
+        let x = HostTensor::new([1, 3, 4], (0..12).map(logit).collect()).unwrap();
+        let found = session.run(&[&loss, &gradient], &[("x", &x)]).unwrap();
+        (found[0].to_f64_vec()[0], found[1].to_f64_vec())
+    };
+    for path in [[1, 2, 3], [1, 1, 3]] {
+        let (loss, gradient) = certain(path);
+        assert_eq!(loss, 0.0, "{path:?}");
+        assert!(gradient.iter().all(|g| g.abs() < 1e-6), "{path:?}: {gradient:?}");
+    }
+}

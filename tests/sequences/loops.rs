@@ -1,5 +1,6 @@
 //! Errors of loops, and the size of their programs.
 
+use tensorpack::control::while_loop;
 use tensorpack::prelude::*;
 
 fn scalars(graph: &Graph) -> (Tensor, Tensor) {
@@ -78,4 +79,39 @@ fn a_loop_that_is_too_long_is_an_error() {
     let (start, _) = scalars(&graph);
     Scan::new(&[&start]).length(1 << 20).run(|state, _, _| (vec![state[0].sin()], Vec::new()));
     assert!(graph.freeze().unwrap_err().message().contains("at most 65536 steps"));
+}
+
+/// The results can be used, and the error comes when the graph is frozen.
+#[test]
+fn a_wrong_input_or_body_leaves_as_many_results() {
+    for (before, inside) in [(true, false), (false, true)] {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", [Some(2), Some(3)]));
+        let wrong = |x: &Tensor, is_wrong: bool| {
+            if is_wrong { x.expand_dims(0).matmul(&x.expand_dims(0)) } else { x.clone() }
+        };
+        let xs = if before { x.matmul(&x) } else { x.clone() };
+        let start = x.sum_axes(&[0]);
+        let (last, results) = Scan::new(&[&start]).over(&[&xs]).run(|state, x, _| {
+            let next = &state[0] + wrong(&x[0], inside);
+            (vec![next.clone()], vec![next.clone(), next])
+        });
+        let _ = results[1].sum() + last[0].sum();
+        assert_eq!(results.len(), 2);
+        let e = graph.freeze().unwrap_err();
+        assert!(e.message().contains("MatMul") || e.to_string().contains("Scan"), "{e}");
+    }
+}
+
+#[test]
+fn a_body_of_while_loop_returns_as_much_state_as_it_gets() {
+    for count in [1, 3] {
+        let graph = Graph::new();
+        let [x, y] = ["x", "y"].map(|name| graph.placeholder(&TensorSpec::f32(name, [])));
+        let body = |state: &[Tensor], _: &[Tensor]| vec![state[0].clone(); count];
+        while_loop(&[&x, &y], &[], 3, |state, _| state[0].less(&state[1]), body);
+        let e = graph.freeze().unwrap_err();
+        assert!(e.message().contains(&format!("returned {count} tensors")), "{e}");
+        assert!(e.message().contains("began with 2"), "{e}");
+    }
 }

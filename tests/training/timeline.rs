@@ -183,6 +183,17 @@ fn train(dir: &Path, profiler: Option<Profiler>, trainer: impl Into<SingleCostTr
     (trained.session.read("fc/W").unwrap().as_bytes().to_vec(), stats)
 }
 
+/// A directory is in the place of the file, as on a full disk it cannot be written.
+#[test]
+fn a_timeline_that_cannot_be_written_does_not_end_training() {
+    let [plain, recorded] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    std::fs::create_dir(recorded.path().join("timeline-2-4.json")).unwrap();
+    let expected = train(plain.path(), None, SimpleTrainer::new());
+    assert_eq!(train(recorded.path(), Some(Profiler::steps(2..=4)), SimpleTrainer::new()), expected);
+    let log = std::fs::read_to_string(recorded.path().join("log.log")).unwrap();
+    assert!(log.contains("no timeline"), "{log}");
+}
+
 /// Recording changes no bit, and the rows show each tower.
 #[test]
 fn several_towers_on_the_timeline() {

@@ -13,7 +13,7 @@ use tensorpack::io::{CheckpointInfo, list_checkpoints};
 use tensorpack::serde_json::{self, Value, json};
 use tensorpack::{Error, ErrorKind, Result};
 
-/// The environment variable that tells the program what to do. Its other end is `TrainArgs`.
+/// The environment variable that tells the program what to do. Its other end is `Trainer::train`.
 const VARIABLE: &str = "TENSORPACK_RERUN";
 /// How much of what the program wrote an error repeats.
 const LINES: usize = 12;
@@ -67,6 +67,14 @@ impl VerifyArgs {
         };
         let mut compared: Vec<&CheckpointInfo> = saved.iter().filter(between).collect();
         compared.sort_by_key(|c| c.global_step);
+        // The options of a later start may differ, such as the number of epochs.
+        let end = end_of_options(&self.run, from.global_step)?;
+        if let Some(end) = end.filter(|end| compared.last().is_some_and(|c| c.global_step > *end)) {
+            eprintln!(
+                "note: the steps after {end} were trained with other options; verify them with --from {end}"
+            );
+            compared.retain(|c| c.global_step <= end);
+        }
         if compared.is_empty() {
             let why = format!(
                 "there is no checkpoint to compare after step {} up to step {}",
@@ -201,6 +209,11 @@ fn rerun(run: &Path, from: &CheckpointInfo, mut task: Value) -> Result<Vec<Value
     fs::write(&latest, format!("{}\n", folder.to_string_lossy())).map_err(|e| at(e, &latest))?;
     let report = copy.0.join("report");
     task["directory"] = directory.to_string_lossy().into();
+    // It may have been moved since.
+    task["run"] = match start["logdir"].as_str() {
+        Some(logdir) => logdir.into(),
+        None => absolute(run)?.into(),
+    };
     task["report"] = report.to_string_lossy().into();
     let file = copy.0.join("task");
     fs::write(&file, task.to_string()).map_err(|e| at(e, &file))?;
@@ -221,9 +234,7 @@ fn rerun(run: &Path, from: &CheckpointInfo, mut task: Value) -> Result<Vec<Value
         false => format!("{} failed: {status}", program.path.display()),
     };
     Err(Error::new(ErrorKind::Unsupported, why)
-        .note(
-            "the program must parse TrainArgs and train with `configure` or `apply`, as it did for this run",
-        )
+        .note("the program must train this run first, with the options that `manifest.json` has")
         .note(format!("its last output:\n{last}")))
 }
 
@@ -243,6 +254,15 @@ fn start_at(run: &Path, step: u64) -> Result<Value> {
             format!("{n} processes trained this run; only runs of one process can be repeated"),
         )),
     }
+}
+
+/// Returns the step at which a later start than that of `step` went on with other arguments, if any did.
+fn end_of_options(run: &Path, step: u64) -> Result<Option<u64>> {
+    let starts = Run::read(run)?.starts;
+    let resumed_at = |start: &Value| start["resumed_at"].as_u64().unwrap_or(0);
+    let Some(at) = starts.iter().rposition(|start| resumed_at(start) <= step) else { return Ok(None) };
+    let differs = |start: &&Value| start["arguments"] != starts[at]["arguments"];
+    Ok(starts[at + 1..].iter().find(differs).map(resumed_at))
 }
 
 /// A program, as a manifest describes it.

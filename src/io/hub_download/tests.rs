@@ -139,7 +139,7 @@ fn weights(name: &str) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("w.safetensors");
     let tensor = HostTensor::new([1000], (0..1000).map(|i| i as f32).collect()).unwrap();
-    safetensors::write(&path, &vec![(name.to_string(), tensor)]).unwrap();
+    safetensors::write(&path, &[(name.to_string(), tensor)]).unwrap();
     fs::read(path).unwrap()
 }
 
@@ -241,4 +241,17 @@ fn refusals_say_what_to_do_and_never_show_the_token() {
     let e = hub.repository(dir.path()).revision("../../x").download().unwrap_err();
     assert_mentions(e.to_string(), &["not the name of a file"]);
     assert!(!dir.path().join("x").exists());
+}
+
+/// As ranks do on one machine.
+#[test]
+fn threads_that_download_the_same_model_do_not_disturb_each_other() {
+    let files = vec![("config.json", b"{}".to_vec()), ("model.safetensors", weights("w"))];
+    let hub = MockHub::start(files, None, false);
+    let cache = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| hub.repository(cache.path()).download().unwrap());
+        }
+    });
 }

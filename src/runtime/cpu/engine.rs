@@ -219,7 +219,7 @@ impl Engine {
             .collect::<Result<Vec<_>>>()?;
         // Towers would pack the same filter at the same time.
         if let [(only, _)] = &mut compiled[..] {
-            only.keeps_filters = mode == Mode::Fast;
+            only.keeps_filters = self.keeps_filters(mode);
         }
         check_all_reduces(&compiled)?;
         let (exchange, splits) = self.exchange(&compiled, mode)?.unzip();
@@ -228,6 +228,12 @@ impl Engine {
         let limit = self.options.memory_limit.filter(|_| mode != Mode::Inspect);
         let program = self.ready(compiled, splits, fetches, &mut shared, &variables, limit)?;
         Ok(CpuProgram { feeds, infinite, exchange, rules, ..program })
+    }
+
+    /// Whether programs may keep packed filters between runs. A memory limit holds for one program and the
+    /// variables, and kept filters of others would come on top.
+    fn keeps_filters(&self, mode: Mode) -> bool {
+        mode == Mode::Fast && self.options.memory_limit.is_none()
     }
 
     /// Returns the bytes of the variables and of a program, for which nothing is allocated.
@@ -243,7 +249,7 @@ impl Engine {
             .map(|program| {
                 let (mut compilation, passes) =
                     self.run_passes(program, mode, threads, &mut shared, &mut variables)?;
-                compilation.keeps_filters = mode == Mode::Fast && towers == 1;
+                compilation.keeps_filters = towers == 1 && self.keeps_filters(mode);
                 Plan::new(compilation, &variables, passes, &[])
             })
             .collect::<Result<Vec<Plan>>>()?;

@@ -106,12 +106,17 @@ impl Plan {
         let emitter =
             Emitter { compilation: &compilation, variables, placement: &placement, checks: &checks };
         let mut steps = emitter.steps(kernels);
-        let mut filters = Vec::new();
+        let mut filters: Vec<PackedFilter> = Vec::new();
         for (step, kept) in steps.iter_mut().zip(keeps) {
             if let Some((view, packing)) = kept {
                 let (filter, bytes) = (placement.view(view), step.kernel.shared_bytes());
-                step.shared = SharedAt::Filter(filters.len());
-                filters.push(PackedFilter { filter, packing, bytes });
+                let packed = PackedFilter { filter, packing, bytes };
+                // Layers may share a filter.
+                let at = filters.iter().position(|f| *f == packed).unwrap_or(filters.len());
+                if at == filters.len() {
+                    filters.push(packed);
+                }
+                step.shared = SharedAt::Filter(at);
             }
         }
         let (steps, commit_from) = split_all_reduces(steps, program.kernels.len(), splits);

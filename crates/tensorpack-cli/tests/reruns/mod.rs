@@ -63,7 +63,9 @@ fn batch(i: usize, divisor: f32) -> Vec<HostTensor> {
 fn data(kind: &str) -> Flow {
     let batches = |bad: bool| (0..30).map(|i| batch(i, if bad && i == BAD { 0.0 } else { 2.0 })).collect();
     match kind {
-        "shuffled" | "asynchronous" => FromList::new(batches(false)).shuffle().into_flow(),
+        "shuffled" | "plain" | "second" | "asynchronous" => {
+            FromList::new(batches(false)).shuffle().into_flow()
+        }
         "once" => FromIter::once((0..30).map(|i| Ok(batch(i, 2.0)))).into_flow(),
         _ => FromList::new(batches(true)).into_flow(),
     }
@@ -80,6 +82,21 @@ fn child() {
         .steps_per_epoch(STEPS)
         .max_epoch(2)
         .keep(Keep::last(99));
+    if kind == "plain" {
+        // No options, and a directory that the program empties.
+        let config = config.seed(5).fresh().logdir(dir);
+        launch_train_with_config(config, SimpleTrainer::new()).unwrap();
+        return;
+    }
+    if kind == "second" {
+        let first = Path::new(dir).with_file_name("first");
+        let config = TrainConfig::new(Net, data("shuffled")).steps_per_epoch(STEPS).max_epoch(1);
+        let trained = launch_train_with_config(config.logdir(first), SimpleTrainer::new());
+        if let Err(e) = trained {
+            eprintln!("{e}");
+            std::process::exit(1);
+        }
+    }
     let mut options = vec!["--seed", "5", "--fresh", "--logdir", dir];
     if kind == "asynchronous" {
         options.extend(["--trainer", "async", "--devices", "cpu:0,cpu:1"]);
@@ -192,6 +209,28 @@ fn a_stretch_of_a_run_is_computed_again() {
     assert_mentions(error(&verify(&[])), &["3 processes"]);
 }
 
+/// Whatever a program does with its directory, the run is only read.
+#[test]
+fn a_program_without_options_is_verified_and_its_run_is_only_read() {
+    let (_root, dir, output) = train("plain");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (cache, before) = (tempfile::tempdir().unwrap(), contents(&dir));
+    let verified = tensorpack(&["verify", dir.to_str().unwrap()], cache.path(), None);
+    assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
+    assert_mentions(String::from_utf8_lossy(&verified.stdout), &["equal"]);
+    assert!(contents(&dir) == before, "the run has changed");
+}
+
+#[test]
+fn another_run_of_the_same_program_is_not_trained() {
+    let (root, dir, output) = train("second");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (cache, before) = (tempfile::tempdir().unwrap(), contents(root.path()));
+    let e = error(&tensorpack(&["verify", dir.to_str().unwrap()], cache.path(), None));
+    assert_mentions(&e, &["first trains", root.path().join("first").to_str().unwrap()]);
+    assert!(contents(root.path()) == before, "a run has changed");
+}
+
 #[test]
 fn a_program_that_does_not_take_part_is_an_error() {
     let (_root, dir, _) = train("shuffled");
@@ -200,7 +239,7 @@ fn a_program_that_does_not_take_part_is_an_error() {
         start["executable"]["path"] = "/bin/true".into();
     });
     let e = error(&tensorpack(&["verify", dir.to_str().unwrap()], cache.path(), None));
-    assert_mentions(&e, &["/bin/true", "ended before the last step", "TrainArgs"]);
+    assert_mentions(&e, &["/bin/true", "ended before the last step", "manifest.json"]);
 }
 
 #[test]
