@@ -41,7 +41,8 @@ impl Tensor {
     ///
     /// Labels from an example's number of labels on are ignored. Labels that do not fit into the input
     /// have an infinite loss: a label takes one step, and one more if it equals the one before it. A
-    /// label that is no class is an error when the graph runs. Computed in f32 or f64.
+    /// label that is no class is an error when the graph runs, and a length outside of its range makes the
+    /// loss NaN. Computed in f32 or f64.
     #[track_caller]
     pub fn ctc_loss(
         &self,
