@@ -4,8 +4,8 @@
 //! computes the same bits on every run. The thresholds were measured with
 //! `examples/contract_speed.rs`.
 //!
-//! - Winograd F(2x2, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 128 tiles. Outputs
-//!   and input gradients need 24 to 128 channels on both sides; filter gradients need at least 24
+//! - Winograd F(2x2, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 48 tiles. Outputs
+//!   and input gradients need 24 to 512 channels on both sides; filter gradients need at least 24
 //!   channels on both sides and at most 9216 pairs of channels.
 //! - Direct for everything else, and for every convolution with `exact` set.
 //!
@@ -20,9 +20,9 @@ use super::winograd_transform::TILE;
 /// With fewer channels on either side, the transforms cost more than the saved products.
 const MIN_CHANNELS: usize = 24;
 /// With fewer tiles, transforming the filter costs more than the saved products.
-const MIN_TILES: usize = 128;
-/// With more channels, a chunk's transformed tiles outgrow the L2 cache.
-const MAX_CHANNELS: usize = 128;
+const MIN_TILES: usize = 48;
+/// With more channels, a chunk's transformed tiles outgrow every L2 cache.
+const MAX_CHANNELS: usize = 512;
 /// With more pairs of input and output channels, the sums of a filter gradient outgrow the L2
 /// cache.
 const MAX_CHANNEL_PAIRS: usize = 96 * 96;

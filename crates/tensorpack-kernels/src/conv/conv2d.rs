@@ -7,10 +7,8 @@
 //! and multiplies. `choose` picks the algorithm; the gradient with respect to the filter is in
 //! `filter_grad`.
 
-use std::ops::Range;
-
 use crate::conv::choose::Algorithm;
-use crate::conv::correlation::{Correlation, PACK_COLS};
+use crate::conv::correlation::{Blocking, Correlation, PACK_COLS};
 use crate::conv::winograd::Winograd;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::amx::Amx;
@@ -60,6 +58,10 @@ pub struct Conv2dInputGrad(pub Conv2d);
 /// The longest row of a folded image; longer ones would leave too few rows for the threads to
 /// share.
 const FOLDED_WIDTH: usize = 1024;
+/// Rows up to this length are folded even if few rows remain.
+const SHORT_FOLDED_WIDTH: usize = 128;
+/// Rows of all images that remain after folding into rows longer than that.
+const FOLDED_ROWS: usize = 8;
 
 impl Conv2d {
     pub(crate) fn in_len(&self) -> usize {
@@ -88,7 +90,10 @@ impl Conv2d {
         if !pointwise || self.in_size != self.out_size {
             return *self;
         }
-        let fits = |rows: &usize| height.is_multiple_of(*rows) && rows * width <= FOLDED_WIDTH;
+        let fits = |rows: &usize| {
+            let enough = rows * width <= SHORT_FOLDED_WIDTH || self.batch * (height / rows) >= FOLDED_ROWS;
+            height.is_multiple_of(*rows) && rows * width <= FOLDED_WIDTH && enough
+        };
         let most = height.min(FOLDED_WIDTH / width.max(1));
         let rows = (1..=most).rev().find(fits).unwrap_or(1);
         let size = [height / rows, width * rows];
@@ -119,13 +124,17 @@ fn pixel(row: usize, size: [usize; 2]) -> (usize, usize, usize) {
 /// Reference loops for the output: pixel by pixel, tap by tap.
 ///
 /// # Safety
-/// The operands are valid, and no other thread accesses these rows of the output.
-unsafe fn plain_forward<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usize>) {
-    for row in rows {
+/// The operands are valid, and no other thread accesses this block of the output.
+unsafe fn plain_forward<T: Float>(c: &Conv2d, mem: Operands<T>, block: &Block) {
+    let cols = &block.cols;
+    for row in block.rows.clone() {
         let (n, oy, ox) = pixel(row, c.out_size);
         // SAFETY: this pixel is in this thread's part of the output.
         let out = unsafe {
-            std::slice::from_raw_parts_mut(mem.out.wrapping_add(row * c.out_channels), c.out_channels)
+            std::slice::from_raw_parts_mut(
+                mem.out.wrapping_add(row * c.out_channels + cols.start),
+                cols.len(),
+            )
         };
         out.fill(T::default());
         for (ky, kx) in (0..c.kernel[0]).flat_map(|ky| (0..c.kernel[1]).map(move |kx| (ky, kx))) {
@@ -135,8 +144,8 @@ unsafe fn plain_forward<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usiz
             for i in 0..c.in_channels {
                 // SAFETY: inside the sizes of both operands.
                 let (a, w) = unsafe {
-                    let w = mem.rhs.add((tap + i) * c.out_channels);
-                    (*mem.lhs.add(from + i), std::slice::from_raw_parts(w, c.out_channels))
+                    let w = mem.rhs.add((tap + i) * c.out_channels + cols.start);
+                    (*mem.lhs.add(from + i), std::slice::from_raw_parts(w, cols.len()))
                 };
                 for (out, &w) in out.iter_mut().zip(w) {
                     *out += a * w;
@@ -149,13 +158,14 @@ unsafe fn plain_forward<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usiz
 /// Reference loops for the input gradient: pixel by pixel, tap by tap.
 ///
 /// # Safety
-/// The operands are valid, and no other thread accesses these rows of the output.
-unsafe fn plain_input_grad<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<usize>) {
-    for row in rows {
+/// The operands are valid, and no other thread accesses this block of the output.
+unsafe fn plain_input_grad<T: Float>(c: &Conv2d, mem: Operands<T>, block: &Block) {
+    let cols = &block.cols;
+    for row in block.rows.clone() {
         let (n, iy, ix) = pixel(row, c.in_size);
         // SAFETY: this pixel is in this thread's part of the output.
         let out = unsafe {
-            std::slice::from_raw_parts_mut(mem.out.wrapping_add(row * c.in_channels), c.in_channels)
+            std::slice::from_raw_parts_mut(mem.out.wrapping_add(row * c.in_channels + cols.start), cols.len())
         };
         out.fill(T::default());
         for (ky, kx) in (0..c.kernel[0]).flat_map(|ky| (0..c.kernel[1]).map(move |kx| (ky, kx))) {
@@ -166,7 +176,7 @@ unsafe fn plain_input_grad<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<u
                 // SAFETY: inside the sizes of both operands.
                 unsafe {
                     let dy = *mem.lhs.add(from + o);
-                    for (i, out) in out.iter_mut().enumerate() {
+                    for (i, out) in cols.clone().zip(out.iter_mut()) {
                         *out += dy * *mem.rhs.add(tap + i * c.out_channels + o);
                     }
                 }
@@ -178,14 +188,14 @@ unsafe fn plain_input_grad<T: Float>(c: &Conv2d, mem: Operands<T>, rows: Range<u
 /// Reference loops for bias and activation.
 ///
 /// # Safety
-/// The operands are valid, and no other thread accesses these rows of the output.
-unsafe fn plain_bias<T: Float>(cols: usize, mem: Operands<T>, rows: Range<usize>) {
-    for at in rows.start * cols..rows.end * cols {
+/// The operands are valid, and no other thread accesses this block of the output.
+unsafe fn plain_bias<T: Float>(width: usize, mem: Operands<T>, block: &Block) {
+    for (row, col) in block.rows.clone().flat_map(|row| block.cols.clone().map(move |col| (row, col))) {
         // SAFETY: inside the output, and the bias has an element for each column.
         unsafe {
-            let out = &mut *mem.out.add(at);
+            let out = &mut *mem.out.add(row * width + col);
             if !mem.bias.add.is_null() {
-                *out += *mem.bias.add.add(at % cols);
+                *out += *mem.bias.add.add(col);
             }
             if mem.bias.relu && *out < T::default() {
                 *out = T::default();
@@ -196,14 +206,14 @@ unsafe fn plain_bias<T: Float>(cols: usize, mem: Operands<T>, rows: Range<usize>
 
 /// A convolution with the algorithm chosen for it.
 enum Planned {
-    Direct(Correlation),
+    Direct(Correlation, Blocking),
     Winograd(Winograd),
 }
 
 impl Planned {
     fn chunks(&self) -> usize {
         match self {
-            Planned::Direct(sums) => sums.blocking().groups * sums.blocking().bands,
+            Planned::Direct(_, blocking) => blocking.chunks(),
             Planned::Winograd(winograd) => winograd.chunks,
         }
     }
@@ -211,7 +221,7 @@ impl Planned {
     /// Returns the block of the output that a chunk computes.
     fn block(&self, chunk: usize) -> Block {
         match self {
-            Planned::Direct(sums) => sums.block(&sums.blocking(), chunk),
+            Planned::Direct(sums, blocking) => sums.block(blocking, chunk),
             Planned::Winograd(winograd) => winograd.block(chunk),
         }
     }
@@ -219,14 +229,14 @@ impl Planned {
     /// Returns the number of elements of the packed filter.
     fn shared_len(&self) -> usize {
         match self {
-            Planned::Direct(sums) => sums.depth() * sums.out_channels().next_multiple_of(PACK_COLS),
+            Planned::Direct(sums, _) => sums.depth() * sums.out_channels().next_multiple_of(PACK_COLS),
             Planned::Winograd(winograd) => winograd.shared_len(),
         }
     }
 
     fn scratch_len(&self) -> usize {
         match self {
-            Planned::Direct(sums) => sums.scratch_len(),
+            Planned::Direct(sums, blocking) => sums.scratch_len(blocking),
             Planned::Winograd(winograd) => winograd.scratch_len(),
         }
     }
@@ -246,9 +256,9 @@ impl Planned {
         // SAFETY: guaranteed by the caller.
         unsafe {
             match (self, phase) {
-                (Planned::Direct(sums), 0) => direct::pack::<V>(sums, chunk, mem.rhs, mem.shared.cast()),
-                (Planned::Direct(sums), _) => {
-                    direct::run::<V>(sums, &sums.blocking(), chunk, mem, scratch, finish)
+                (Planned::Direct(sums, _), 0) => direct::pack::<V>(sums, chunk, mem.rhs, mem.shared.cast()),
+                (Planned::Direct(sums, blocking), _) => {
+                    direct::run::<V>(sums, blocking, chunk, mem, scratch, finish)
                 }
                 (Planned::Winograd(winograd), 0) => {
                     winograd.pack::<V>(chunk, mem.rhs, mem.shared.cast(), scratch)
@@ -263,7 +273,7 @@ impl Correlation {
     /// Chooses the algorithm. The reference loops use the same chunks.
     fn planned(self) -> Planned {
         match Algorithm::for_outputs(&self) {
-            Algorithm::Direct => Planned::Direct(self),
+            Algorithm::Direct => Planned::Direct(self, self.blocking_with_columns()),
             Algorithm::Winograd => Planned::Winograd(Winograd::new(&self)),
         }
     }
@@ -285,10 +295,10 @@ impl Correlation {
         // SAFETY: blocks of different chunks are disjoint, the rest is guaranteed by the caller.
         unsafe {
             match self.backward {
-                false => plain_forward(&self.conv, mem, block.rows.clone()),
-                true => plain_input_grad(&self.conv, mem, block.rows.clone()),
+                false => plain_forward(&self.conv, mem, &block),
+                true => plain_input_grad(&self.conv, mem, &block),
             }
-            plain_bias(self.out_channels(), mem, block.rows.clone());
+            plain_bias(self.out_channels(), mem, &block);
         }
         finish(block);
     }

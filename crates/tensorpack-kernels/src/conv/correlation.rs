@@ -6,6 +6,8 @@
 //! every `s`-th tap reaches a pixel, so the pixels fall into classes, each with its own taps. No
 //! product has a factor known to be zero.
 
+use std::ops::Range;
+
 use crate::Block;
 use crate::conv::conv2d::Conv2d;
 use crate::partition;
@@ -42,11 +44,27 @@ pub(crate) struct Correlation {
     pub(crate) backward: bool,
 }
 
-/// The partition of the output into chunks: groups of images, and bands of their rows.
+/// The partition of the output into chunks: groups of images, bands of their rows, and blocks of
+/// columns (output channels).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocking {
     pub(crate) groups: usize,
     pub(crate) bands: usize,
+    pub(crate) col_blocks: usize,
+}
+
+impl Blocking {
+    pub(crate) fn chunks(&self) -> usize {
+        self.groups * self.bands * self.col_blocks
+    }
+}
+
+/// The outputs that a chunk computes.
+pub(crate) struct Part {
+    pub(crate) images: Range<usize>,
+    /// Outputs of each class along the first axis.
+    pub(crate) band: Range<usize>,
+    pub(crate) cols: Range<usize>,
 }
 
 /// Columns packed by one chunk: a multiple of every panel width.
@@ -57,6 +75,16 @@ const WINDOW_BYTES: usize = 384 << 10;
 const MIN_PIXELS: usize = 64;
 /// Enough chunks for all threads.
 const ENOUGH_CHUNKS: usize = 16;
+/// Enough chunks of a partition that divides columns, which is not free.
+const ENOUGH_WITH_COLUMNS: usize = 8;
+/// With fewer chunks than this, blocks of columns are narrow.
+const FEW_CHUNKS: usize = 4;
+/// Fewest panels of a narrow block of columns, and of others: epilogues work row by row, and short
+/// rows cost more.
+const NARROW_PANELS: usize = 2;
+const WIDE_PANELS: usize = 4;
+/// A filter larger than this does not stay in the L2 cache.
+const FAR_FILTER_BYTES: usize = 1 << 20;
 
 impl Correlation {
     pub(crate) fn in_size(&self) -> [usize; 2] {
@@ -134,7 +162,7 @@ impl Correlation {
 
     /// Returns the inputs that outputs `range` of all classes read along an axis: the first one and
     /// their number.
-    pub(crate) fn reach(&self, axis: usize, range: std::ops::Range<usize>) -> (isize, usize) {
+    pub(crate) fn reach(&self, axis: usize, range: Range<usize>) -> (isize, usize) {
         let (mut low, mut high) = (isize::MAX, isize::MIN);
         let mut stride = 1;
         for class in 0..self.classes(axis) {
@@ -156,46 +184,71 @@ impl Correlation {
         self.reach(0, 0..rows).1 * self.reach(1, 0..self.steps(1)).1 * self.in_channels()
     }
 
+    /// Returns the rows of the largest band whose window fits.
+    fn largest_band(&self) -> usize {
+        partition::largest_fitting(self.steps(0).max(1), |rows| {
+            self.window_len(rows) * size_of::<f32>() <= WINDOW_BYTES
+        })
+    }
+
+    /// Returns a partition into images and bands, with all columns in each chunk.
     pub(crate) fn blocking(&self) -> Blocking {
         let (batch, rows) = (self.conv.batch.max(1), self.steps(0).max(1));
-        let band =
-            partition::largest_fitting(rows, |rows| self.window_len(rows) * size_of::<f32>() <= WINDOW_BYTES);
-        let bands = rows.div_ceil(band).max(rows.min(ENOUGH_CHUNKS.div_ceil(batch)));
+        let bands = rows.div_ceil(self.largest_band()).max(rows.min(ENOUGH_CHUNKS.div_ceil(batch)));
         let pixels = (self.steps(0) * self.steps(1)).max(1);
         let few = (WINDOW_BYTES / size_of::<f32>() / self.window_len(rows).max(1)).max(1);
         let images = match bands {
             1 => MIN_PIXELS.div_ceil(pixels).min(batch.div_ceil(ENOUGH_CHUNKS)).min(few),
             _ => 1,
         };
-        Blocking { groups: batch.div_ceil(images), bands }
+        Blocking { groups: batch.div_ceil(images), bands, col_blocks: 1 }
+    }
+
+    /// Returns a partition that divides columns, too, if there are few pixels.
+    pub(crate) fn blocking_with_columns(&self) -> Blocking {
+        let mut blocking = self.blocking();
+        let panels = self.out_channels().div_ceil(PACK_COLS).max(1);
+        let columns_for = |others: usize| {
+            let narrowest = if others < FEW_CHUNKS { NARROW_PANELS } else { WIDE_PANELS };
+            ENOUGH_WITH_COLUMNS.div_ceil(others).min(panels / narrowest).max(1)
+        };
+        // Every band reads its columns' part of the filter. If that comes from far away, blocks of
+        // columns replace bands.
+        if self.conv.batch < ENOUGH_CHUNKS
+            && self.depth() * self.out_channels() * size_of::<f32>() > FAR_FILTER_BYTES
+        {
+            let rows = self.steps(0).max(1);
+            let fewest = rows.div_ceil(self.largest_band());
+            let columns = columns_for(blocking.groups * fewest);
+            blocking.bands = fewest.max(rows.min(ENOUGH_CHUNKS.div_ceil(blocking.groups * columns)));
+        }
+        blocking.col_blocks = columns_for(blocking.groups * blocking.bands);
+        blocking
     }
 
     /// Returns the number of elements of the largest window of any chunk.
-    pub(crate) fn scratch_len(&self) -> usize {
-        let blocking = self.blocking();
+    pub(crate) fn scratch_len(&self, blocking: &Blocking) -> usize {
         self.conv.batch.div_ceil(blocking.groups) * self.window_len(self.steps(0).div_ceil(blocking.bands))
     }
 
-    /// Returns the images of a chunk, and its outputs of each class along the first axis.
-    pub(crate) fn part(
-        &self,
-        blocking: &Blocking,
-        chunk: usize,
-    ) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
-        let (group, band) = (chunk / blocking.bands, chunk % blocking.bands);
-        (
-            partition::part(self.conv.batch, blocking.groups, group),
-            partition::part(self.steps(0), blocking.bands, band),
-        )
+    pub(crate) fn part(&self, blocking: &Blocking, chunk: usize) -> Part {
+        // Chunks that read the same columns of the filter follow each other.
+        let (chunk, band) = (chunk / blocking.bands, chunk % blocking.bands);
+        let (col_block, group) = (chunk / blocking.groups, chunk % blocking.groups);
+        let panels = partition::part(self.out_channels().div_ceil(PACK_COLS), blocking.col_blocks, col_block);
+        Part {
+            images: partition::part(self.conv.batch, blocking.groups, group),
+            band: partition::part(self.steps(0), blocking.bands, band),
+            cols: panels.start * PACK_COLS..(panels.end * PACK_COLS).min(self.out_channels()),
+        }
     }
 
     /// Returns the block of the output that a chunk computes. A chunk covers a band of one image,
     /// or whole images, so its output is one block.
     pub(crate) fn block(&self, blocking: &Blocking, chunk: usize) -> Block {
-        let (images, band) = self.part(blocking, chunk);
+        let Part { images, band, cols } = self.part(blocking, chunk);
         let (first, last) = (images.start, images.end.saturating_sub(1));
-        let rows = self.first_pixel(first, band.start)..self.first_pixel(last, band.end);
-        Block { rows, cols: 0..self.out_channels() }
+        Block { rows: self.first_pixel(first, band.start)..self.first_pixel(last, band.end), cols }
     }
 
     /// Returns the first pixel of an image that belongs to outputs `j` of all classes.

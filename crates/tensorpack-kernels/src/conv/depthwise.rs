@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use crate::conv::conv2d::Conv2d;
-use crate::conv::correlation::{Axis, Correlation};
+use crate::conv::correlation::{Axis, Correlation, Part};
 use crate::gemm::contract::{Contract, Float, Operands};
 use crate::simd::lanes::by_lanes;
 use crate::simd::per_isa::per_isa;
@@ -225,7 +225,7 @@ macro_rules! depthwise {
 
             fn chunks(&self, _: usize) -> usize {
                 let blocking = self.sums().blocking();
-                if self.0.$out() == 0 { 0 } else { blocking.groups * blocking.bands }
+                if self.0.$out() == 0 { 0 } else { blocking.chunks() }
             }
 
             fn shared_bytes(&self, _: DType) -> usize {
@@ -251,7 +251,7 @@ macro_rules! depthwise {
             ) {
                 let work = self.sums();
                 let blocking = work.blocking();
-                let (images, band) = work.part(&blocking, chunk);
+                let Part { images, band, .. } = work.part(&blocking, chunk);
                 // SAFETY: guaranteed by the caller; chunks have images and rows of their own.
                 unsafe {
                     match isa {
@@ -273,7 +273,7 @@ macro_rules! depthwise {
             ) {
                 let work = self.sums();
                 let blocking = work.blocking();
-                let (images, band) = work.part(&blocking, chunk);
+                let Part { images, band, .. } = work.part(&blocking, chunk);
                 // SAFETY: guaranteed by the caller; chunks have images and rows of their own.
                 unsafe { plain(&work, images, band, mem) };
                 finish(work.block(&blocking, chunk));

@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::Block;
 use crate::conv::choose::{Microkernel, SHORT_ROW};
 use crate::conv::conv_k3::{self, ConvK3};
-use crate::conv::correlation::{Axis, Blocking, Correlation, PACK_COLS};
+use crate::conv::correlation::{Axis, Blocking, Correlation, PACK_COLS, Part};
 use crate::conv::kernel_table::ConvKernels;
 use crate::conv::strided_rows_tile::StridedRowsTile;
 use crate::conv::window::{Images, Region};
@@ -96,7 +96,7 @@ pub(crate) unsafe fn run<V: ConvKernels>(
     scratch: &mut [u8],
     finish: &mut dyn FnMut(Block),
 ) {
-    let (images, band) = work.part(blocking, chunk);
+    let Part { images, band, cols: out_cols } = work.part(blocking, chunk);
     let (top, rows) = work.reach(0, band.clone());
     let (left, cols) = work.reach(1, 0..work.steps(1));
     let source = Images { data: mem.lhs, size: work.in_size(), channels: work.in_channels() };
@@ -105,7 +105,7 @@ pub(crate) unsafe fn run<V: ConvKernels>(
     let window = unsafe { source.window(images.clone(), region, 0, scratch.as_mut_ptr().cast()) };
     let first_image = images.start;
     let short = work.steps(1) < SHORT_ROW;
-    let row_bytes = work.first_pixel(0, 1) * work.out_channels() * size_of::<f32>();
+    let row_bytes = work.first_pixel(0, 1) * out_cols.len() * size_of::<f32>();
     // Images with short rows are computed together, others one at a time.
     for images in partition::parts(images.len(), if short { images.len() } else { 1 }) {
         let data = window.data.wrapping_add(images.start * window.image);
@@ -114,7 +114,7 @@ pub(crate) unsafe fn run<V: ConvKernels>(
             ChunkInput { work, images, data, row: window.row, image: window.image, corner: [top, left] };
         for part in partition::parts(band.len(), OUT_BYTES / row_bytes.max(1)) {
             let rows = band.start + part.start..band.start + part.end;
-            for col in (0..work.out_channels()).step_by(2 * V::LANES) {
+            for col in out_cols.clone().step_by(2 * V::LANES) {
                 for (y, x, before) in classes(work) {
                     // SAFETY: guaranteed by the caller.
                     unsafe { input.outputs::<V>(&y, &x, before, rows.clone(), col, mem) }
@@ -122,7 +122,7 @@ pub(crate) unsafe fn run<V: ConvKernels>(
             }
             for image in input.images.clone() {
                 let pixels = work.first_pixel(image, rows.start)..work.first_pixel(image, rows.end);
-                finish(Block { rows: pixels, cols: 0..work.out_channels() });
+                finish(Block { rows: pixels, cols: out_cols.clone() });
             }
         }
     }

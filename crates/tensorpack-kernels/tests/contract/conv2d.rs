@@ -168,7 +168,7 @@ pub(crate) fn same(batch: usize, size: usize, kernel: usize, stride: usize, chan
 }
 
 /// Returns shapes large enough for every kind of blocking: bands, groups of images, pieces of sums,
-/// several panels.
+/// several panels, blocks of columns.
 pub(crate) fn large() -> Vec<Conv2d> {
     vec![
         same(1, 70, 3, 1, [64, 8]),
@@ -183,7 +183,23 @@ pub(crate) fn large() -> Vec<Conv2d> {
         same(2, 9, 3, 1, [128, 40]),
         same(4, 16, 3, 1, [40, 70]),
         same(2, 16, 3, 1, [90, 128]),
+        same(1, 7, 1, 1, [40, 300]),
+        same(1, 5, 3, 1, [140, 270]),
+        same(1, 14, 3, 1, [130, 40]),
     ]
+}
+
+/// A single image has enough chunks for several threads, and a chunk is not too small.
+#[test]
+fn one_image_keeps_threads_busy() {
+    for (size, channels) in
+        [(7, [512, 2048]), (7, [2048, 512]), (14, [1024, 256]), (28, [128, 512]), (56, [64, 256])]
+    {
+        let work = Conv2dForward(same(1, size, 1, 1, channels));
+        let each = work.flops() / work.chunks(1) as f64;
+        assert!(work.chunks(1) >= 7, "{size} {channels:?}: {} chunks", work.chunks(1));
+        assert!(each >= 4e6, "{size} {channels:?}: {each} operations in a chunk");
+    }
 }
 
 #[test]
