@@ -14,6 +14,11 @@
 //! [--json]`: the time of one prediction with a folded model. `--onnx FILE` writes that model for
 //! other runtimes.
 //!
+//! `bench -- serve --address HOST:PORT [--clients N] [--seconds S]`: the requests that an inference
+//! server answers; `--export FILE` writes the net for it.
+//!
+//! `bench -- load FILE`: the time to load a file of weights, and to read its bytes.
+//!
 //! `bench -- loop [--steps N] [--json]`: the overhead of the training loop. `bench -- input
 //! [--steps N] [--json]`: the time that a step waits for each kind of input. `bench -- scale`: the
 //! scaling of the step time with batch size, depth and width; with `--threads 1,2,4`, with the
@@ -30,6 +35,7 @@ mod data_pipeline;
 mod dataflow;
 mod dcgan;
 mod input;
+mod load_weights;
 mod loop_overhead;
 mod memory;
 #[path = "../../tests/torch/mobilenet_v2.rs"]
@@ -46,6 +52,7 @@ mod saves;
 mod scale;
 mod scaling;
 mod scaling_model;
+mod serve_load;
 mod step;
 mod threads;
 mod timed_model;
@@ -78,10 +85,16 @@ enum Command {
     /// The time of one prediction with a folded model.
     #[command(args_override_self = true)]
     Predict(predict::PredictArgs),
+    /// The requests per second that an inference server answers, and how long they take.
+    #[command(args_override_self = true)]
+    Serve(serve_load::ServeArgs),
     /// The speed of decoding, cropping (224x224), flipping and color-jittering JPEG images into u8
     /// batches.
     #[command(args_override_self = true)]
     Dataflow(dataflow::DataflowArgs),
+    /// The time to load a file of weights, and to read its bytes.
+    #[command(args_override_self = true)]
+    Load(load_weights::LoadArgs),
     /// The overhead of the training loop, on the null device with the default callbacks and
     /// monitors.
     #[command(args_override_self = true)]
@@ -208,6 +221,8 @@ fn main() -> ExitCode {
         Command::Step(args) if args.input == Input::Dataflow => data_pipeline::measure(&args),
         Command::Step(args) => step::measure(&args, started),
         Command::Predict(args) => predict::measure(&args, started),
+        Command::Serve(args) => serve_load::measure(&args),
+        Command::Load(args) => load_weights::measure(&args),
         Command::Dataflow(args) => dataflow::measure(&args, started),
         Command::Loop { steps, json } => loop_overhead::measure(steps, json),
         Command::Input { steps, json } => input::measure(steps, json),

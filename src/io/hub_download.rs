@@ -180,6 +180,11 @@ struct Hub<'a> {
     authorization: Option<String>,
 }
 
+/// Returns the value of a header of an answer.
+fn header<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+}
+
 impl Hub<'_> {
     fn new(repository: &HubRepository) -> Result<Hub<'_>> {
         let endpoint = &repository.endpoint;
@@ -210,6 +215,7 @@ impl Hub<'_> {
     fn describe(&self) -> Result<Description> {
         let HubRepository { name, revision, .. } = self.repository;
         let url = self.url(&format!("api/models/{name}/revision/{}", revision.replace('/', "%2F")));
+        let (url, ..) = self.head(url)?;
         let text = self.client.text(&url, &self.headers(), MAX_DESCRIPTION).map_err(|e| self.explained(e))?;
         let invalid = |why: String| Error::new(ErrorKind::Data, format!("{url}: {why}"));
         let description: Description =
@@ -276,39 +282,46 @@ impl Hub<'_> {
         locked.map_err(failed("lock", &path))
     }
 
-    /// Asks for the contents' identity, and follows redirects within the hub. The redirect of a
-    /// large file leads elsewhere; the download follows it, without the token.
-    fn file_info(&self, mut url: String) -> Result<(String, FileInfo)> {
+    /// Sends HEAD requests, and follows redirects within the hub, such as those of a renamed
+    /// repository, with the token. Returns the last address, and the answer.
+    fn head(&self, mut url: String) -> Result<(String, u16, Vec<(String, String)>)> {
         for _ in 0..MAX_REDIRECTS {
             let (status, headers) = self.client.head(&url, &self.headers())?;
-            let header = |name: &str| {
-                headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
-            };
-            match status {
-                301 | 302 | 303 | 307 | 308 if header("location").is_some_and(|to| to.starts_with('/')) => {
-                    url = self.url(header("location").unwrap_or_default().trim_start_matches('/'));
-                }
-                200 | 302 | 303 | 307 | 308 if header("x-linked-etag").or(header("etag")).is_some() => {
-                    let etag = header("x-linked-etag").or(header("etag")).unwrap_or_default();
-                    let etag = etag.trim_start_matches("W/").trim_matches('"').to_string();
-                    let is_hash = !etag.is_empty() && etag.chars().all(|c| c.is_ascii_hexdigit());
-                    if !is_hash {
-                        let why = format!("{url}: the ETag {etag:?} is not a hash");
-                        return Err(Error::new(ErrorKind::Data, why));
-                    }
-                    let size = header("x-linked-size")
-                        .or(header("content-length").filter(|_| status == 200))
-                        .and_then(|size| size.parse().ok());
-                    return Ok((url, FileInfo { etag, size }));
-                }
-                200 => return Err(Error::new(ErrorKind::Data, format!("{url}: the answer has no ETag"))),
-                _ => {
-                    let error = Error::new(ErrorKind::Io, format!("{url}: HTTP status {status}"));
-                    return Err(self.explained(error));
-                }
+            let location = header(&headers, "location").filter(|_| (300..400).contains(&status));
+            let here = location.map(|to| to.strip_prefix(self.url("").trim_end_matches('/')).unwrap_or(to));
+            match here.filter(|to| to.starts_with('/') && !to.starts_with("//")) {
+                Some(path) => url = self.url(path.trim_start_matches('/')),
+                None => return Ok((url, status, headers)),
             }
         }
         Err(Error::new(ErrorKind::Io, format!("{url}: too many redirects")))
+    }
+
+    /// Asks for the contents' identity. The redirect of a large file leads elsewhere; the download
+    /// follows it, without the token.
+    fn file_info(&self, url: String) -> Result<(String, FileInfo)> {
+        let (url, status, headers) = self.head(url)?;
+        let header = |name: &str| header(&headers, name);
+        match status {
+            200 | 302 | 303 | 307 | 308 if header("x-linked-etag").or(header("etag")).is_some() => {
+                let etag = header("x-linked-etag").or(header("etag")).unwrap_or_default();
+                let etag = etag.trim_start_matches("W/").trim_matches('"').to_string();
+                let is_hash = !etag.is_empty() && etag.chars().all(|c| c.is_ascii_hexdigit());
+                if !is_hash {
+                    let why = format!("{url}: the ETag {etag:?} is not a hash");
+                    return Err(Error::new(ErrorKind::Data, why));
+                }
+                let size = header("x-linked-size")
+                    .or(header("content-length").filter(|_| status == 200))
+                    .and_then(|size| size.parse().ok());
+                Ok((url, FileInfo { etag, size }))
+            }
+            200 => Err(Error::new(ErrorKind::Data, format!("{url}: the answer has no ETag"))),
+            _ => {
+                let error = Error::new(ErrorKind::Io, format!("{url}: HTTP status {status}"));
+                Err(self.explained(error))
+            }
+        }
     }
 
     /// Records the commit of the revision, unless the revision is the commit.

@@ -101,11 +101,17 @@ impl MockHub {
                 return ("401 Unauthorized\r\nContent-Length: 0".into(), Vec::new());
             }
             let (method, path) = request.line.split_once(' ').unwrap();
+            // The repository's former name.
+            if let Some((before, after)) = path.split_once("/owner/old") {
+                let location = format!("Location: {before}/owner/net{after}");
+                return (format!("307 Temporary Redirect\r\n{location}\r\nContent-Length: 0"), Vec::new());
+            }
             if path.starts_with("/api/models/owner/net/revision/") {
                 let names = files.iter().map(|(name, _)| format!(r#"{{"rfilename": "{name}"}}"#));
                 let names = names.collect::<Vec<_>>().join(", ");
                 let body = format!(r#"{{"sha": "{COMMIT}", "siblings": [{names}]}}"#).into_bytes();
-                return (format!("200 OK\r\nContent-Length: {}", body.len()), body);
+                let head = format!("200 OK\r\nContent-Length: {}", body.len());
+                return (head, if method == "HEAD" { Vec::new() } else { body });
             }
             let name = path.strip_prefix(&format!("/owner/net/resolve/{COMMIT}/")).unwrap_or("");
             let Some((_, contents)) = files.iter().find(|(n, _)| *n == name) else {
@@ -163,11 +169,22 @@ fn a_download_has_the_layout_of_the_cache_and_is_not_repeated() {
     assert!(hub.seen_large.lock().unwrap().iter().all(|seen| seen.authorization.is_none()));
     let before = hub.seen.lock().unwrap().len();
     hub.repository(dir.path()).download().unwrap();
-    assert_eq!((hub.seen.lock().unwrap().len() - before, hub.ranges().len()), (1, 1));
+    // Only the description.
+    assert_eq!((hub.seen.lock().unwrap().len() - before, hub.ranges().len()), (2, 1));
     // Another revision with the same commit shares the files.
     hub.repository(dir.path()).revision("v1.0").download().unwrap();
     assert_eq!(fs::read_to_string(repository.join("refs/v1.0")).unwrap(), COMMIT);
     assert_eq!(hub.ranges().len(), 1);
+}
+
+#[test]
+fn a_renamed_private_repository_is_found_under_its_former_name() {
+    let hub = MockHub::start(vec![("model.safetensors", weights("w"))], None, false);
+    let dir = tempfile::tempdir().unwrap();
+    let old = HubRepository::new("owner/old").unwrap().endpoint(&hub.address);
+    let folder = old.cache(dir.path()).token(TOKEN).download().unwrap();
+    assert_eq!(read_tensors(&folder, None).unwrap()[0].0, "w");
+    assert!(hub.seen_large.lock().unwrap().iter().all(|seen| seen.authorization.is_none()));
 }
 
 #[test]
