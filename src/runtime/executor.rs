@@ -1,7 +1,7 @@
 //! The traits of an engine's executor: it keeps variables, compiles parts of a frozen graph, and
 //! runs them.
 
-use super::{KernelProgress, Source, Staging};
+use super::{DeviceProfiler, KernelProgress, Source, Staging};
 use crate::graph::VariableInfo;
 use crate::kir::Shards;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
@@ -61,6 +61,13 @@ pub trait Executor: Send {
     fn platform(&self) -> Option<String> {
         None
     }
+    /// Waits for what was launched, then starts to record what the devices execute. Returns `None` on
+    /// engines whose work is all done by threads of this process, which record themselves
+    /// (`tensorpack-timeline`), and an error if the kernels cannot be recorded.
+    fn start_profiler(&self) -> Result<Option<Box<dyn DeviceProfiler>>> {
+        Ok(None)
+    }
+
     /// Whether its programs can be [started](Executable::start) without waiting for them.
     fn runs_ahead(&self) -> bool {
         false

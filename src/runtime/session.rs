@@ -8,7 +8,9 @@ use super::lowering::Source;
 use super::overwritten::OverwrittenValues;
 use super::several_steps::SeveralSteps;
 use super::snapshot::Reading;
-use super::{Device, Interrupt, KernelProgress, Staging, Turns, overflow_rules};
+use super::{
+    Device, DeviceEvents, DeviceProfiler, Interrupt, KernelProgress, Staging, Turns, overflow_rules,
+};
 use crate::distributed::ProcessGroup;
 use crate::graph::{Fetch, Frozen, Op, Precision, Tensor, Variable, nearest_names};
 use crate::kir::Shards;
@@ -447,6 +449,20 @@ impl Session {
     /// for engines without one.
     pub fn platform(&self) -> Result<Option<String>> {
         Ok(self.lock()?.executor.platform())
+    }
+
+    /// Starts to record what devices execute; see [`Executor::start_profiler`].
+    pub(crate) fn start_device_profiler(&self) -> Result<Option<Box<dyn DeviceProfiler>>> {
+        self.lock_after_queued()?.executor.start_profiler()
+    }
+
+    /// Ends a recording of what devices execute, after the steps that were queued.
+    pub(crate) fn finish_device_profiler(
+        &self,
+        profiler: Box<dyn DeviceProfiler>,
+    ) -> Result<Vec<DeviceEvents>> {
+        drop(self.lock_after_queued()?);
+        profiler.finish()
     }
 
     /// Returns the memory planned for the values of a run on all towers, without the variables, or

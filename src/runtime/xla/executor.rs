@@ -1,5 +1,6 @@
 //! The executor: variables that stay on devices, and programs that run there.
 
+use super::device_profiler::XlaProfiler;
 use super::fork::{Access, ForkState};
 use super::initial_values::initial_values;
 use super::module::Purpose;
@@ -13,6 +14,7 @@ use super::variables::{Variables, shard};
 use crate::distributed::ProcessGroup;
 use crate::graph::{GLOBAL_STEP, Sharding, VariableInfo};
 use crate::kir::Shards;
+use crate::runtime::device_profiler::DeviceProfiler;
 use crate::runtime::executor::{
     Executable, Executor, Feed, Fork, RunInfo, SavedValue, StepsExecutable, check_value,
 };
@@ -101,6 +103,16 @@ impl Executor for XlaExecutor {
     fn platform(&self) -> Option<String> {
         let client = &self.target.client;
         Some(format!("{} {}", client.platform_name().ok()?, client.platform_version().ok()?))
+    }
+
+    fn start_profiler(&self) -> Result<Option<Box<dyn DeviceProfiler>>> {
+        match XlaProfiler::start(&self.variables, &self.target)? {
+            Some(profiler) => Ok(Some(Box::new(profiler))),
+            None => {
+                let why = format!("the plugin {} has no profiler", self.target.client.plugin().name());
+                Err(Error::new(ErrorKind::Unsupported, why))
+            }
+        }
     }
 
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {

@@ -13,6 +13,7 @@ mod compile_cache;
 mod contract;
 mod cumsum;
 mod device;
+mod device_profiler;
 mod executor;
 mod expr;
 mod fixed_sums;

@@ -93,6 +93,12 @@ impl Variables {
         &self.prior_steps_ok[tower]
     }
 
+    /// Waits for the runs that were launched on the devices of all towers.
+    pub(super) fn wait(&self, target: &Target) -> Result<()> {
+        // Every run writes the flags.
+        self.prior_steps_ok.iter().try_for_each(|ok| target.wait(ok.start_download()?).map(|_| ()))
+    }
+
     /// Resets the flag after a failed run, so that runs change variables again.
     pub(super) fn reset_ok(&mut self, target: &Target) -> Result<()> {
         let fresh =
