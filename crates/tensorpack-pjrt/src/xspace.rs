@@ -156,3 +156,45 @@ fn parse_event(bytes: &[u8], names: &BTreeMap<i64, Arc<str>>) -> Result<Option<X
 fn text(field: Field<'_>) -> Result<String, Malformed> {
     Ok(String::from_utf8_lossy(field.bytes()?).into_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Written by JAX's profiler; `tests/golden/make_xspace.py` describes it.
+    const RECORDING: &[u8] = include_bytes!("../tests/golden/cpu.xplane.pb");
+
+    #[test]
+    fn a_recording_of_jax_has_the_events_that_jax_reads() {
+        let mut expected: Vec<Vec<String>> = include_str!("../tests/golden/cpu.tsv")
+            .lines()
+            .map(|line| line.split('\t').map(str::to_string).collect())
+            .collect();
+        let space = XSpace::parse(RECORDING).unwrap();
+        let mut found: Vec<Vec<String>> = Vec::new();
+        for plane in &space.planes {
+            for line in &plane.lines {
+                for event in &line.events {
+                    let begun = line.timestamp_ns + event.offset_ps / 1000;
+                    let numbers = [begun.to_string(), (event.duration_ps / 1000).to_string()];
+                    let names = [plane.name.clone(), line.name.clone(), event.name.to_string()];
+                    found.push(names.into_iter().chain(numbers).collect());
+                }
+            }
+        }
+        expected.sort();
+        found.sort();
+        assert!(expected.len() > 10);
+        assert_eq!(found, expected);
+        assert_eq!(space.devices().count(), 0);
+    }
+
+    #[test]
+    fn a_damaged_recording_is_an_error() {
+        let ends = (0..RECORDING.len()).filter(|end| XSpace::parse(&RECORDING[..*end]).is_ok()).count();
+        // Only where one plane ends and another begins.
+        assert!(ends < 8, "{ends}");
+        assert!(XSpace::parse(&[0xff; 40]).unwrap_err().message().contains("not a recording"));
+        assert_eq!(XSpace::parse(&[]).unwrap(), XSpace::default());
+    }
+}
