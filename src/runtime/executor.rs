@@ -30,10 +30,13 @@ pub trait Executor: Send {
     fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
         Ok(Box::new(self.read(index)?))
     }
-    /// Whether [saved](Executor::save) values stay in the memory of a device until they are read.
-    fn saves_on_device(&self) -> bool {
+    /// Whether all variables may be [saved](Executor::save) in the memory of their device while the next
+    /// run is launched: there is room for the saved values beside its new ones. Otherwise, and by
+    /// default, they are read first.
+    fn keeps_saved_on_device(&self) -> bool {
         false
     }
+
     /// Compiles a requested part of a graph.
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>>;
     /// Plans a requested part of a graph and returns the bytes that it takes with the variables, on

@@ -1,7 +1,7 @@
 //! A session: a frozen graph, the values of its variables, and its compiled programs.
 
 use super::binding::Request;
-use super::captured_value::CapturedValue;
+use super::captured_value::{CapturePlace, CapturedValue};
 use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue};
 use super::fit_memory;
 use super::lowering::Source;
@@ -382,12 +382,24 @@ impl Session {
         Ok((state.executor.read(index)?, state.executor.shards(index)?))
     }
 
-    /// Captures the value of a variable for a checkpoint. On engines whose variables are in host
-    /// memory it is copied, into `spare` if that has its dtype and sizes.
-    pub(crate) fn capture(&self, name: &str, spare: Option<HostTensor>) -> Result<CapturedValue> {
+    /// Returns where the values that a checkpoint [captures](Session::capture) can wait until they are
+    /// written.
+    pub(crate) fn capture_place(&self) -> Result<CapturePlace> {
+        let state = self.lock_after_queued()?;
+        Ok(if state.executor.keeps_saved_on_device() { CapturePlace::Device } else { CapturePlace::Host })
+    }
+
+    /// Captures the value of a variable for a checkpoint. One that is to wait in host memory is copied,
+    /// into `spare` if that has its dtype and sizes.
+    pub(crate) fn capture(
+        &self,
+        name: &str,
+        place: CapturePlace,
+        spare: Option<HostTensor>,
+    ) -> Result<CapturedValue> {
         let index = self.variable(name)?;
         let state = self.lock_after_queued()?;
-        if state.executor.saves_on_device() {
+        if place == CapturePlace::Device {
             return Ok(CapturedValue::OnDevice(state.executor.save(index)?));
         }
         let Some(mut value) = spare else { return Ok(CapturedValue::OnHost(state.executor.read(index)?)) };

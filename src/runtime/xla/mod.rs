@@ -11,6 +11,7 @@ mod collectives;
 mod compile;
 mod compile_cache;
 mod contract;
+mod copy_room;
 mod cumsum;
 mod device;
 mod device_profiler;

@@ -145,6 +145,20 @@ impl Variables {
         Ok(bytes)
     }
 
+    /// Returns the size in bytes of what a device has of all variables.
+    pub(super) fn device_bytes(&self) -> usize {
+        let of_variable = |((dtype, sizes), divided): (&(DType, Vec<usize>), &Option<Shards>)| {
+            let len = element_count(sizes).unwrap_or(usize::MAX);
+            divided.map_or(len, |shards| shards.len(len)).saturating_mul(dtype.size())
+        };
+        self.specs.iter().zip(&self.divided).map(of_variable).fold(0, usize::saturating_add)
+    }
+
+    /// Returns the number of towers that have a copy.
+    pub(super) fn towers(&self) -> usize {
+        self.copies.len()
+    }
+
     /// Returns whether the current value of a variable is saved, so that a run must not donate it.
     pub(super) fn is_saved(&self, variable: usize) -> bool {
         Arc::strong_count(&self.copies[0][variable]) > 1

@@ -333,7 +333,7 @@ fn a_run_with_more_epochs_is_compared_up_to_where_its_options_changed() {
     assert_eq!(found["equal"], true);
     // From there on, the later start's arguments are used, which this program does not know.
     let output = tensorpack(&["verify", dir.to_str().unwrap(), "--from", "12"], cache.path(), None);
-    assert_mentions(&error(&output), &["failed", "max-epoch"]);
+    assert_mentions(error(&output), &["failed", "max-epoch"]);
 }
 
 #[test]
