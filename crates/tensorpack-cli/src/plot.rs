@@ -36,6 +36,9 @@ struct Curve {
 /// The size of a plot. PNG files have twice as many pixels in each direction.
 const SIZE: (u32, u32) = (900, 540);
 
+/// The largest value that is drawn.
+const MAX: f64 = 1e300;
+
 /// The largest number of points of a curve that are drawn.
 const MAX_POINTS: usize = 2000;
 
@@ -60,8 +63,9 @@ impl PlotArgs {
         };
         drawn.map_err(|e| Error::new(ErrorKind::Io, e).within(self.output.display()))?;
         let points: usize = curves.iter().map(|curve| curve.points.len()).sum();
-        let s = if curves.len() == 1 { "" } else { "s" };
-        Ok(format!("wrote {} curve{s} of {points} points to {}\n", curves.len(), self.output.display()))
+        let [curves, points] = [(curves.len(), "curve"), (points, "point")]
+            .map(|(n, what)| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
+        Ok(format!("wrote {curves} of {points} to {}\n", self.output.display()))
     }
 
     /// Returns the curve of each statistic of each run that has it.
@@ -69,6 +73,7 @@ impl PlotArgs {
         let mut curves = Vec::new();
         for name in &self.statistics {
             let before = curves.len();
+            let mut values = 0;
             for run in runs {
                 let (of_epochs, of_steps) = (run.statistic(name), run.curve(name));
                 let points = if of_epochs.is_empty() || (self.steps && !of_steps.is_empty()) {
@@ -76,6 +81,7 @@ impl PlotArgs {
                 } else {
                     of_epochs
                 };
+                values += points.len();
                 let points = thinned(&drawable(&points, self.log));
                 if !points.is_empty() {
                     let label = match (runs.len(), self.statistics.len()) {
@@ -91,8 +97,17 @@ impl PlotArgs {
                     runs.iter().flat_map(|run| [run.names(), run.curve_names()].concat()).collect();
                 known.sort();
                 known.dedup();
+                if values > 0 {
+                    let what = if self.log { "positive and finite" } else { "finite" };
+                    let why = format!("{name:?} cannot be drawn: none of its {values} values is {what}");
+                    return Err(Error::argument(why));
+                }
                 let why = format!("no run has values of the statistic {name:?}");
-                return Err(Error::new(ErrorKind::Name, why).note(format!("they have: {}", known.join(", "))));
+                let known = match known.is_empty() {
+                    true => "they have no statistics yet".into(),
+                    false => format!("they have: {}", known.join(", ")),
+                };
+                return Err(Error::new(ErrorKind::Name, why).note(known));
             }
         }
         Ok(curves)
@@ -163,8 +178,10 @@ fn text(e: impl std::error::Error) -> String {
 
 /// Returns the steps and values that can be drawn, with the logarithms of values if `log`.
 fn drawable(points: &[Point], log: bool) -> Vec<(f64, f64)> {
-    let place = |p: &Point| (p.step as f64, if log { p.value.log10() } else { p.value });
-    points.iter().map(place).filter(|(_, value)| value.is_finite()).collect()
+    // The range of all values must be finite, too.
+    let place = |p: &Point| (p.step as f64, if log { p.value.log10() } else { p.value.clamp(-MAX, MAX) });
+    let points = points.iter().filter(|p| p.value.is_finite());
+    points.map(place).filter(|(_, value)| value.is_finite()).collect()
 }
 
 /// Returns at most [`MAX_POINTS`] points: of each group of neighbors the lowest and the highest.

@@ -132,6 +132,35 @@ fn statistics_are_drawn() {
     assert!(e.contains(".svg") && e.contains(".png"), "{e}");
 }
 
+/// A folder of runs is shown without those that cannot be read; what cannot be drawn is said.
+#[test]
+fn odd_runs_are_named_and_do_not_hide_others() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |name: &str, values: &[&str]| {
+        let line = |(i, v): (usize, &&str)| format!("{{\"epoch_num\":{i},\"global_step\":{i},\"y\":{v}}}\n");
+        fs::create_dir(root.path().join(name)).unwrap();
+        let text: String = values.iter().enumerate().map(line).collect();
+        fs::write(root.path().join(name).join("stats.jsonl"), text).unwrap();
+    };
+    write("broken", &["NaN", "1"]);
+    write("empty", &[]);
+    write("huge", &["1e308", "-1e308"]);
+    write("nan", &["\"NaN\"", "\"inf\"", "-1"]);
+    let text = |name: &str| root.path().join(name).to_str().unwrap().to_string();
+    let all = run(&["runs", "ls", root.path().to_str().unwrap()], root.path());
+    assert!(String::from_utf8_lossy(&all.stderr).contains("stats.jsonl:1"), "{all:?}");
+    assert_eq!(out(&all).lines().count(), 4, "{all:?}");
+    let draw = |name: &str, more: &[&str]| {
+        let (dir, file) = (text(name), text("y.png"));
+        run(&[&["plot", &dir, "-s", "y", "-o", &file], more].concat(), root.path())
+    };
+    assert!(error(&draw("broken", &[])).contains("stats.jsonl:1"));
+    assert!(error(&draw("empty", &[])).contains("no statistics yet"));
+    assert!(error(&draw("nan", &["--log"])).contains("none of its 3 values is positive and finite"));
+    assert!(out(&draw("nan", &[])).contains("1 curve of 1 point to"));
+    assert!(out(&draw("huge", &[])).contains("1 curve of 2 points to"));
+}
+
 /// The pixels of a picture, and its width.
 fn pixels(file: &Path) -> (Vec<[u8; 3]>, usize) {
     let mut reader = png::Decoder::new(BufReader::new(File::open(file).unwrap())).read_info().unwrap();
