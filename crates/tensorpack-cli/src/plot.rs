@@ -5,6 +5,7 @@ use crate::run_dir::{Point, Run};
 use clap::Args;
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use plotters_backend::DrawingErrorKind;
 use std::path::PathBuf;
 use tensorpack::{Error, ErrorKind, Result};
 
@@ -172,8 +173,12 @@ fn short(number: &str) -> String {
     }
 }
 
-fn text(e: impl std::error::Error) -> String {
-    e.to_string()
+/// Returns the reason of an error, without the names of plotters' layers.
+fn text<E: std::error::Error + Send + Sync>(e: DrawingAreaErrorKind<E>) -> String {
+    match e {
+        DrawingAreaErrorKind::BackendError(DrawingErrorKind::DrawingError(e)) => e.to_string(),
+        e => e.to_string(),
+    }
 }
 
 /// Returns the steps and values that can be drawn, with the logarithms of values if `log`.
