@@ -27,7 +27,12 @@ enum Mood {
     ClosesEarly,
     /// Answers, but rejects metrics.
     Rejects,
+    /// Creates a run at once, and says so only after the client has given up.
+    CreatesSlowly,
 }
+
+/// How long it takes a slow server to answer.
+const SLOW: Duration = Duration::from_millis(600);
 
 /// A server in this process. It records the calls and their bodies.
 struct Server {
@@ -104,6 +109,9 @@ fn serve(stream: TcpStream, mood: Mood, calls: &Mutex<Vec<(String, Value)>>) -> 
         };
         let text = answer.to_string();
         let head = format!("HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: ");
+        if mood == Mood::CreatesSlowly && call == "runs/create" {
+            std::thread::sleep(SLOW);
+        }
         match mood {
             Mood::Hangs => std::thread::sleep(Duration::from_secs(3600)),
             Mood::ClosesEarly => {
@@ -223,6 +231,40 @@ fn a_bad_server_neither_stops_nor_changes_training() {
     let unused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mlflow = Mlflow::new(format!("http://{unused}")).deadline(Duration::MAX);
     assert!(state(&train(dir.path(), 1, Some(mlflow)))["dropped"].as_u64().unwrap() >= STEPS);
+}
+
+/// Waits for the server at the end of training.
+struct WaitForTheServer;
+
+impl Callback for WaitForTheServer {
+    fn trigger_epoch(&mut self, _: &mut TrainCx<'_>) -> Result<()> {
+        std::thread::sleep(SLOW);
+        Ok(())
+    }
+}
+
+/// A server that answers too late has created the run all the same, which is then found by its mark.
+#[test]
+fn a_slow_server_has_one_run() {
+    let (server, dir) = (Server::start(Mood::CreatesSlowly), tempfile::tempdir().unwrap());
+    let mlflow = Mlflow::new(&server.uri).deadline(SLOW / 3);
+    let monitors: Vec<Box<dyn Monitor>> = vec![Box::new(mlflow)];
+    let config = TrainConfig::new(Line, batches()).monitors(monitors).callback(WaitForTheServer);
+    launch_train_with_config(config.logdir(dir.path()).max_epoch(3), SimpleTrainer::new()).unwrap();
+    let created = server.bodies("runs/create");
+    assert_eq!(created.len(), 1, "{created:?}");
+    // It looked for the mark that it had created the run with.
+    let mark = created[0]["tags"].as_array().unwrap().iter().find_map(|tag| {
+        let is_mark = tag["key"].as_str().is_some_and(|key| key.starts_with("tensorpack"));
+        is_mark.then(|| tag["value"].as_str().unwrap().to_string())
+    });
+    let searched = server.bodies("runs/search");
+    assert!(
+        searched.iter().any(|s| s["filter"].as_str().unwrap().contains(mark.as_ref().unwrap())),
+        "{searched:?}"
+    );
+    assert!(server.bodies("runs/log-batch").iter().all(|batch| batch["run_id"] == "r1"));
+    assert!(!server.logged("metrics").is_empty());
 }
 
 /// A run that fails or is not finite is marked, and such values arrive.

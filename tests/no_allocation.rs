@@ -1,8 +1,13 @@
 //! After two runs, a training step allocates no memory on any thread, and what it has allocated is what
-//! was planned.
+//! was planned. Checkpoints take one copy of the variables.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tensorpack::callback::TrainCx;
+use tensorpack::dataflow::FromFn;
+use tensorpack::optim::Optimizer;
+use tensorpack::prelude::*;
 use tensorpack::runtime::{Session, SessionOptions};
 
 #[path = "models/mod.rs"]
@@ -13,26 +18,33 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+/// What was allocated after the first step of a run.
+static FIRST_STEP: AtomicUsize = AtomicUsize::new(0);
+/// Held by a test, because the allocations of a concurrent one would be counted, too.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn count(bytes: usize) {
+    ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+    PEAK.fetch_max(ALLOCATED.fetch_add(bytes, Ordering::SeqCst) + bytes, Ordering::SeqCst);
+}
 
 // SAFETY: all calls are forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        ALLOCATED.fetch_add(layout.size(), Ordering::SeqCst);
+        count(layout.size());
         // SAFETY: the caller upholds the contract of this function.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        ALLOCATED.fetch_add(layout.size(), Ordering::SeqCst);
+        count(layout.size());
         // SAFETY: the caller upholds the contract of this function.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        ALLOCATED.fetch_add(size, Ordering::SeqCst);
+        count(size);
         ALLOCATED.fetch_sub(layout.size(), Ordering::SeqCst);
         // SAFETY: the caller upholds the contract of this function.
         unsafe { System.realloc(at, layout, size) }
@@ -48,9 +60,63 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-// A single test, because the allocations of a concurrent test would be counted, too.
+/// A layer with 1024 x 1024 weights.
+struct Wide;
+
+impl ModelDesc for Wide {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::f32("x", [None, Some(1024)])]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        Linear::new(1024).apply(t, "fc", &inputs[0]).square().mean()
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(0.1).boxed()
+    }
+}
+
+/// Saves after every step, or never.
+struct Save(bool);
+
+impl Callback for Save {
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if cx.global_step == 1 {
+            // Before, initial values and plans have taken more than a copy.
+            let live = ALLOCATED.load(Ordering::SeqCst);
+            FIRST_STEP.store(live, Ordering::SeqCst);
+            PEAK.store(live, Ordering::SeqCst);
+        }
+        if self.0 {
+            cx.request_save();
+        }
+        Ok(())
+    }
+}
+
+/// The peak memory of a run of 6 steps, beyond what it takes after the first.
+fn peak(saves: bool) -> usize {
+    let dir = tempfile::tempdir().unwrap();
+    let data = FromFn::new(6, |_| Ok(vec![HostTensor::new([1, 1024], vec![0.5f32; 1024])?]));
+    let options = SessionOptions { threads: Some(1), ..SessionOptions::default() };
+    let config = TrainConfig::new(Wide, data).logdir(dir.path()).session(options).callback(Save(saves));
+    launch_train_with_config(config.max_epoch(1).quiet(), SimpleTrainer::new()).unwrap();
+    PEAK.load(Ordering::SeqCst) - FIRST_STEP.load(Ordering::SeqCst)
+}
+
+/// The state is copied once: not a second time for the next save, nor to be encoded.
+#[test]
+fn checkpoints_take_one_copy_of_the_variables() {
+    let _turn = TURN.lock();
+    let copies = |saves: bool| peak(saves) as f64 / (4.0 * 1024.0 * 1024.0);
+    assert!(copies(false) < 0.2, "{}", copies(false));
+    assert!((0.9..1.3).contains(&copies(true)), "{}", copies(true));
+}
+
 #[test]
 fn steps_after_the_second_allocate_nothing_and_the_first_ones_what_was_planned() {
+    let _turn = TURN.lock();
     let made = [("mlp", models::mlp()), ("mnist", models::mnist()), ("resnet", models::small_resnet())];
     for (name, model) in made {
         let batches = [model.batch(8, 0), model.batch(8, 1)];

@@ -1,7 +1,9 @@
 //! Records timelines of steps.
 
 use super::{Callback, GraphCx, TrainCx, chrome_trace};
+use crate::runtime::{DeviceEvents, DeviceProfiler};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::RangeInclusive;
@@ -27,14 +29,14 @@ pub(crate) fn request_recording() {
 ///
 /// A timeline has a row for each thread: the training loop with its input, computation, callbacks
 /// and checkpoints; each thread of a CPU team with its kernels; the threads that read data. On XLA
-/// it has the host's part of each launch. If a range ends with an epoch, it includes what follows
+/// it has the host's part of each launch, and a row for each stream of a device with its kernels, if the
+/// plugin has a profiler. The devices are waited for before and after a recording. If a range ends with an epoch, it includes what follows
 /// the epoch's last step.
 ///
 /// It records the steps given to [`Profiler::steps`], the next 10 steps when the process receives
 /// `SIGUSR1`, and the next 10 when it is triggered by a
 /// [`PeriodicTrigger`](super::PeriodicTrigger). The default callbacks include one, so that the
 /// signal always works. It never changes what is trained.
-#[derive(Debug)]
 #[doc(alias = "GraphProfiler")]
 pub struct Profiler {
     chosen: Option<RangeInclusive<u64>>,
@@ -42,10 +44,17 @@ pub struct Profiler {
     site: Option<Site>,
     /// The number of steps to record on request.
     next: u64,
-    /// The recording that runs, with its steps.
-    recording: Option<(Recording, RangeInclusive<u64>)>,
+    /// The recording that runs.
+    recording: Option<StepsRecording>,
     /// Whether the next steps are to be recorded.
     triggered: bool,
+}
+
+struct StepsRecording {
+    steps: RangeInclusive<u64>,
+    host: Recording,
+    /// The recording of the devices, if they have queues of their own, or why there is none.
+    devices: Result<Option<Box<dyn DeviceProfiler>>>,
 }
 
 impl Default for Profiler {
@@ -89,26 +98,38 @@ impl Profiler {
             _ => return,
         };
         log::info!("recording a timeline of steps {next} to {}", steps.end());
-        self.recording = Some((Recording::start(), steps));
+        let devices = cx.session().start_device_profiler();
+        self.recording = Some(StepsRecording { steps, host: Recording::start(), devices });
     }
 
     /// Ends the recording and writes it.
     fn finish(&mut self, cx: &TrainCx<'_>) -> Result<()> {
-        let Some((recording, steps)) = self.recording.take() else { return Ok(()) };
-        let timeline = recording.finish();
+        let Some(StepsRecording { steps, host, devices }) = self.recording.take() else { return Ok(()) };
+        let devices = match devices {
+            Ok(Some(devices)) => cx.session().finish_device_profiler(devices).map(Some),
+            Ok(None) => Ok(None),
+            Err(e) => Err(e),
+        };
+        let timeline = host.finish();
         let Some(dir) = cx.logdir() else { return Ok(()) };
         let last = cx.global_step.min(*steps.end());
         if last < *steps.start() {
             return Ok(());
         }
         let path = dir.join(format!("timeline-{}-{last}.json", steps.start()));
-        let about = BTreeMap::from([
+        let mut about = BTreeMap::from([
             ("steps", format!("{} to {last}", steps.start())),
             ("device", cx.session().options().device.to_string()),
         ]);
+        // Training does not depend on kernels of devices, nor does the rest of the timeline.
+        if let Some(kernels) = device_kernels(&devices) {
+            log::info!("kernels of the devices in the timeline: {kernels}");
+            about.insert("device_kernels", kernels);
+        }
+        let devices = devices.ok().flatten().unwrap_or_default();
         let write = |path: &Path| {
             let mut file = BufWriter::new(File::create(path)?);
-            chrome_trace::write(&timeline, 0, &about, &mut file)?;
+            chrome_trace::write(&timeline, &devices, 0, &about, &mut file)?;
             file.flush()
         };
         match write(&path) {
@@ -127,7 +148,26 @@ impl Profiler {
 
     /// Returns whether the recording has all of its steps.
     fn is_complete(&self, done: u64) -> bool {
-        self.recording.as_ref().is_some_and(|(_, steps)| done >= *steps.end())
+        self.recording.as_ref().is_some_and(|recording| done >= *recording.steps.end())
+    }
+}
+
+/// Describes the recording of devices; `None` if all work is done by threads.
+fn device_kernels(devices: &Result<Option<Vec<DeviceEvents>>>) -> Option<String> {
+    match devices {
+        Ok(None) => None,
+        Ok(Some(devices)) => {
+            let streams = devices.iter().flat_map(|device| &device.streams);
+            Some(streams.map(|stream| stream.events.len()).sum::<usize>().to_string())
+        }
+        Err(e) => Some(format!("none, because {}", e.message())),
+    }
+}
+
+impl fmt::Debug for Profiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let recorded = self.recording.as_ref().map(|recording| &recording.steps);
+        write!(f, "Profiler {{ chosen: {:?}, next: {}, records: {recorded:?} }}", self.chosen, self.next)
     }
 }
 

@@ -3,6 +3,15 @@
 use super::executor::SavedValue;
 use tensorpack_tensor::{HostTensor, Result};
 
+/// Where captured values wait until they are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CapturePlace {
+    /// In host memory, so that the next step waits for the copy.
+    Host,
+    /// On the device, while the next step runs.
+    Device,
+}
+
 /// The value of a variable at a commit point. Later writes and runs do not change it.
 pub(crate) enum CapturedValue {
     /// A copy in host memory.

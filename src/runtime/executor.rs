@@ -1,7 +1,7 @@
 //! The traits of an engine's executor: it keeps variables, compiles parts of a frozen graph, and
 //! runs them.
 
-use super::{KernelProgress, Source, Staging};
+use super::{DeviceProfiler, KernelProgress, Source, Staging};
 use crate::graph::VariableInfo;
 use crate::kir::Shards;
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
@@ -30,10 +30,13 @@ pub trait Executor: Send {
     fn save(&self, index: usize) -> Result<Box<dyn SavedValue>> {
         Ok(Box::new(self.read(index)?))
     }
-    /// Whether [saved](Executor::save) values stay in the memory of a device until they are read.
-    fn saves_on_device(&self) -> bool {
+    /// Whether all variables may be [saved](Executor::save) in the memory of their device while the next
+    /// run is launched: there is room for the saved values beside its new ones. Otherwise, and by
+    /// default, they are read first.
+    fn keeps_saved_on_device(&self) -> bool {
         false
     }
+
     /// Compiles a requested part of a graph.
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>>;
     /// Plans a requested part of a graph and returns the bytes that it takes with the variables, on
@@ -61,6 +64,13 @@ pub trait Executor: Send {
     fn platform(&self) -> Option<String> {
         None
     }
+    /// Waits for what was launched, then starts to record what the devices execute. Returns `None` on
+    /// engines whose work is all done by threads of this process, which record themselves
+    /// (`tensorpack-timeline`), and an error if the kernels cannot be recorded.
+    fn start_profiler(&self) -> Result<Option<Box<dyn DeviceProfiler>>> {
+        Ok(None)
+    }
+
     /// Whether its programs can be [started](Executable::start) without waiting for them.
     fn runs_ahead(&self) -> bool {
         false

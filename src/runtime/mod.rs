@@ -5,6 +5,7 @@ mod captured_value;
 pub mod cpu;
 mod cse;
 mod device;
+mod device_profiler;
 mod engine;
 mod executor;
 mod finiteness;
@@ -42,6 +43,7 @@ pub(crate) use captured_value::CapturedValue;
 #[cfg(unix)]
 pub(crate) use cpu::tower_positions;
 pub use device::Device;
+pub use device_profiler::{DeviceEvents, DeviceProfiler};
 pub(crate) use engine::device_mismatch;
 pub use engine::{Engine, engines, register_engine};
 pub use executor::{

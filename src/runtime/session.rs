@@ -1,14 +1,16 @@
 //! A session: a frozen graph, the values of its variables, and its compiled programs.
 
 use super::binding::Request;
-use super::captured_value::CapturedValue;
+use super::captured_value::{CapturePlace, CapturedValue};
 use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue};
 use super::fit_memory;
 use super::lowering::Source;
 use super::overwritten::OverwrittenValues;
 use super::several_steps::SeveralSteps;
 use super::snapshot::Reading;
-use super::{Device, Interrupt, KernelProgress, Staging, Turns, overflow_rules};
+use super::{
+    Device, DeviceEvents, DeviceProfiler, Interrupt, KernelProgress, Staging, Turns, overflow_rules,
+};
 use crate::distributed::ProcessGroup;
 use crate::graph::{Fetch, Frozen, Op, Precision, Tensor, Variable, nearest_names};
 use crate::kir::Shards;
@@ -380,12 +382,24 @@ impl Session {
         Ok((state.executor.read(index)?, state.executor.shards(index)?))
     }
 
-    /// Captures the value of a variable for a checkpoint. On engines whose variables are in host
-    /// memory it is copied, into `spare` if that has its dtype and sizes.
-    pub(crate) fn capture(&self, name: &str, spare: Option<HostTensor>) -> Result<CapturedValue> {
+    /// Returns where the values that a checkpoint [captures](Session::capture) can wait until they are
+    /// written.
+    pub(crate) fn capture_place(&self) -> Result<CapturePlace> {
+        let state = self.lock_after_queued()?;
+        Ok(if state.executor.keeps_saved_on_device() { CapturePlace::Device } else { CapturePlace::Host })
+    }
+
+    /// Captures the value of a variable for a checkpoint. One that is to wait in host memory is copied,
+    /// into `spare` if that has its dtype and sizes.
+    pub(crate) fn capture(
+        &self,
+        name: &str,
+        place: CapturePlace,
+        spare: Option<HostTensor>,
+    ) -> Result<CapturedValue> {
         let index = self.variable(name)?;
         let state = self.lock_after_queued()?;
-        if state.executor.saves_on_device() {
+        if place == CapturePlace::Device {
             return Ok(CapturedValue::OnDevice(state.executor.save(index)?));
         }
         let Some(mut value) = spare else { return Ok(CapturedValue::OnHost(state.executor.read(index)?)) };
@@ -447,6 +461,20 @@ impl Session {
     /// for engines without one.
     pub fn platform(&self) -> Result<Option<String>> {
         Ok(self.lock()?.executor.platform())
+    }
+
+    /// Starts to record what devices execute; see [`Executor::start_profiler`].
+    pub(crate) fn start_device_profiler(&self) -> Result<Option<Box<dyn DeviceProfiler>>> {
+        self.lock_after_queued()?.executor.start_profiler()
+    }
+
+    /// Ends a recording of what devices execute, after the steps that were queued.
+    pub(crate) fn finish_device_profiler(
+        &self,
+        profiler: Box<dyn DeviceProfiler>,
+    ) -> Result<Vec<DeviceEvents>> {
+        drop(self.lock_after_queued()?);
+        profiler.finish()
     }
 
     /// Returns the memory planned for the values of a run on all towers, without the variables, or

@@ -281,6 +281,12 @@ impl MainLoop<'_> {
         drop(compiling);
         // Before `trigger_step`, in which a recording may end.
         drop(span);
+        if self.rerun.as_ref().is_some_and(Rerun::is_done) {
+            // The step was replayed, and nothing of it happened.
+            let number = self.state.progress.global_step + 1;
+            self.state.stop_reason = Some(format!("step {number} is computed again"));
+            return Ok(StepOutcome::NotBegun);
+        }
         match ran {
             Err(e) if e.kind() == ErrorKind::Interrupted => {
                 return Ok(match (cx.runs_done, cx.lost_batch) {
@@ -315,6 +321,9 @@ impl MainLoop<'_> {
         self.collect()?;
         // A run that a signal ended in its boundary has a checkpoint from before it.
         self.compare()?;
+        if self.rerun.as_ref().is_some_and(Rerun::is_done) {
+            return self.end_requested();
+        }
         let saves = self.saves();
         let requested = self.state.save_request.clone().unwrap_or_default();
         let before = match saves {

@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 
 /// The environment variable that names the file with the task.
@@ -28,6 +29,8 @@ pub(super) struct Rerun {
     run: PathBuf,
     report: PathBuf,
     task: Task,
+    /// Whether the task is done, so that training ends.
+    done: AtomicBool,
 }
 
 enum Task {
@@ -65,7 +68,8 @@ impl Rerun {
             },
             _ => return Err(bad("task")),
         };
-        Ok(Rerun { directory: path("directory")?, run: path("run")?, report: path("report")?, task: kind })
+        let [directory, run, report] = [path("directory")?, path("run")?, path("report")?];
+        Ok(Rerun { directory, run, report, task: kind, done: AtomicBool::new(false) })
     }
 
     /// Makes a run that resumes the copied checkpoint and writes only to the temporary directory.
@@ -90,9 +94,12 @@ impl Rerun {
     }
 
     /// Compares the state of a commit point with the checkpoint that was taken there, if there is one,
-    /// and ends the process after the last one. Call it with no run in flight if [`Rerun::is_due`].
+    /// and ends training after the last one. Call it with no run in flight if [`Rerun::is_due`].
     /// Returns an error if the step to replay is over and was not seen.
-    pub(super) fn compare(&mut self, state: &TrainState) -> Result<()> {
+    pub(super) fn compare(&mut self, state: &mut TrainState) -> Result<()> {
+        if self.is_done() {
+            return Ok(());
+        }
         let now = state.position();
         let ahead = match &mut self.task {
             Task::Verify(ahead) => ahead,
@@ -118,11 +125,12 @@ impl Rerun {
             line.extend(found.clone());
         }
         self.write(&line)?;
-        match is_last || line["equal"] == false {
-            true => self.end(),
-            // Another one may have been taken at the same moment.
-            false => self.compare(state),
+        if is_last || line["equal"] == false {
+            state.stop_reason = Some("the part of the run is computed again".into());
+            return self.end();
         }
+        // Another one may have been taken at the same moment.
+        self.compare(state)
     }
 
     /// Returns whether a checkpoint was taken at this commit point, or before it.
@@ -138,7 +146,13 @@ impl Rerun {
         matches!(&self.task, Task::Replay { step, .. } if *step == at)
     }
 
-    /// Writes all tensors of a step, and ends the process. Call it with no run in flight.
+    /// Whether the task is done.
+    pub(super) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Writes all tensors of a step. Call it with no run in flight. Returns an error that ends the step,
+    /// which is not run: [`Rerun::is_done`] tells it from others.
     pub(super) fn replay(
         &self,
         session: &Session,
@@ -155,7 +169,8 @@ impl Rerun {
             "first_not_finite": name,
             "line": site.map(|site| site.to_string()),
         }))?;
-        self.end()
+        self.end()?;
+        Err(Error::new(ErrorKind::Interrupted, format!("step {step} was replayed")))
     }
 
     fn write(&self, line: &Value) -> Result<()> {
@@ -163,11 +178,11 @@ impl Rerun {
         file.and_then(|mut file| writeln!(file, "{line}")).map_err(failed("write", &self.report))
     }
 
-    /// Ends the process: the program must not go on with a model that is not trained.
+    /// Ends the task. Training then ends as if a callback had stopped it, and the process after it: the
+    /// program must not go on with a model that is not trained.
     fn end(&self) -> Result<()> {
-        self.write(&json!({"done": true}))?;
-        log::logger().flush();
-        std::process::exit(0)
+        self.done.store(true, Ordering::Relaxed);
+        self.write(&json!({"done": true}))
     }
 }
 

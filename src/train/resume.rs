@@ -8,6 +8,7 @@ use crate::input::{InputSource, OtherTowers, Start};
 use crate::io::{CapturedCheckpoint, Checkpoint, CheckpointWriter, check_tag};
 use crate::runtime::CapturedValue;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 use tensorpack_timeline as timeline;
@@ -43,7 +44,9 @@ impl HostState {
             "monitors": state.monitors.state(),
         });
         let input_tensors = input.map_or_else(|| Ok(Vec::new()), |i| i.state_tensors())?;
-        Ok(HostState { position, json: json.as_object().cloned().unwrap_or_default(), input_tensors })
+        // Moved, not copied: the state of callbacks and inputs may be large.
+        let json = if let Value::Object(json) = json { json } else { Map::new() };
+        Ok(HostState { position, json, input_tensors })
     }
 
     /// Marks the run as one that has not started: a resumed run starts it, with all hooks.
@@ -60,8 +63,8 @@ impl HostState {
         changed: Vec<(String, HostTensor)>,
         mut capture: impl FnMut(&str) -> Result<CapturedValue>,
     ) -> Result<CapturedCheckpoint> {
-        let before = |name: &str| changed.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
-        let value = |v: &VariableInfo| match before(&v.name) {
+        let mut changed: BTreeMap<String, HostTensor> = changed.into_iter().collect();
+        let value = |v: &VariableInfo| match changed.remove(&v.name) {
             Some(value) => Ok(CapturedValue::OnHost(value)),
             None => capture(&v.name),
         };
@@ -104,7 +107,9 @@ pub(super) fn write(
     }
     let TrainState { session, monitors, checkpoints: Some(writer), .. } = state else { return Ok(()) };
     writer.join()?;
-    let capture = |name: &str| session.capture(name, writer.spare(name));
+    // Once for all of them: there is room for all, or none is kept.
+    let place = session.capture_place()?;
+    let capture = |name: &str| session.capture(name, place, writer.spare(name));
     let checkpoint = host.into_checkpoint(session.graph(), changed, capture)?;
     monitors.sync();
     writer.begin(checkpoint, tags)

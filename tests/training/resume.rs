@@ -115,6 +115,39 @@ fn resumes_after_a_signal_at_the_epoch_boundary() {
     assert_eq!(results(&trained, dir.path()), uninterrupted());
 }
 
+/// Tags the checkpoint of the last step of an epoch.
+struct TagTheLastStep;
+
+impl Callback for TagTheLastStep {
+    fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
+        if cx.last_of_epoch() {
+            cx.tag_save("last-step");
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn tagging_child() {
+    if let Some(dir) = processes::dir() {
+        let config = config(&dir, &Recorder::default()).callback(TagTheLastStep);
+        panic!("training continued: {:?}", train(config.callback(InterruptedAtTheBoundary)).map(|t| t.ended));
+    }
+}
+
+/// The step that asked for the tag is not run again, so the checkpoint of the signal has it.
+#[test]
+fn tags_of_the_last_step_survive_a_signal_at_the_epoch_boundary() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = processes::alone("resume::tagging_child", dir.path());
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{}", processes::text(&output));
+    let tagged = std::fs::read_to_string(dir.path().join("checkpoints/last-step")).unwrap();
+    assert_eq!(tagged, std::fs::read_to_string(dir.path().join("checkpoints/latest")).unwrap());
+    let trained = train(config(dir.path(), &Recorder::default())).unwrap();
+    assert_eq!(results(&trained, dir.path()), uninterrupted());
+    assert!(dir.path().join("checkpoints").join(tagged.trim()).is_dir());
+}
+
 /// A checkpoint stores what was consumed, not what was prefetched; the input source may change on
 /// resume.
 #[test]

@@ -51,14 +51,16 @@ pub(crate) fn read(path: &Path) -> Trace {
     assert_eq!(file["displayTimeUnit"], "ms");
     assert!(file["otherData"].as_object().unwrap().values().all(Value::is_string), "{file:?}");
     assert_eq!(file["otherData"]["dropped_events"], "0");
-    let mut threads: BTreeMap<u64, String> = BTreeMap::new();
+    // Threads are those of this process, and streams of devices, which are written as processes.
+    let mut threads: BTreeMap<(u64, u64), String> = BTreeMap::new();
     // The ends of the open spans of each thread.
-    let mut open: BTreeMap<u64, Vec<i64>> = BTreeMap::new();
+    let mut open: BTreeMap<(u64, u64), Vec<i64>> = BTreeMap::new();
     let mut events = Vec::new();
     for event in file["traceEvents"].as_array().unwrap() {
         let event = event.as_object().unwrap();
-        let tid = event["tid"].as_u64().unwrap();
-        assert_eq!(event["pid"], 0);
+        let (pid, tid) = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+        let thread = (pid, tid);
+        assert!(pid == 0 || pid >= 1_000_000, "{event:?}");
         let name = event["name"].as_str().unwrap().to_string();
         match event["ph"].as_str().unwrap() {
             "M" => {
@@ -66,7 +68,7 @@ pub(crate) fn read(path: &Path) -> Trace {
                 let text = event["args"]["name"].as_str().unwrap().to_string();
                 match name.as_str() {
                     "process_name" => assert_eq!(tid, 0),
-                    "thread_name" => assert!(threads.insert(tid, text).is_none(), "{tid} has two names"),
+                    "thread_name" => assert!(threads.insert(thread, text).is_none(), "{tid} has two names"),
                     other => panic!("unexpected metadata {other}"),
                 }
             }
@@ -75,13 +77,13 @@ pub(crate) fn read(path: &Path) -> Trace {
                 let nanoseconds = |key: &str| (event[key].as_f64().unwrap() * 1000.0).round() as i64;
                 let (begun, ended) = (nanoseconds("ts"), nanoseconds("ts") + nanoseconds("dur"));
                 assert!(begun >= 0 && ended >= begun && !name.is_empty(), "{event:?}");
-                let open = open.entry(tid).or_default();
+                let open = open.entry(thread).or_default();
                 while open.last().is_some_and(|end| *end <= begun) {
                     open.pop();
                 }
                 assert!(open.last().is_none_or(|end| ended <= *end), "{event:?} is partly in another span");
                 open.push(ended);
-                let thread = threads.get(&tid).expect("threads are named before their spans").clone();
+                let thread = threads.get(&thread).expect("threads are named before their spans").clone();
                 let category = event["cat"].as_str().unwrap().to_string();
                 events.push(Event { thread, category, name, begun, ended });
             }

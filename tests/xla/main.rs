@@ -9,6 +9,8 @@ mod compile;
 mod compile_cache;
 #[path = "../training/counted_updates.rs"]
 mod counted_updates;
+#[cfg(target_os = "linux")]
+mod device_kernels;
 mod errors;
 #[cfg(target_os = "linux")]
 #[path = "../../crates/tensorpack-pjrt/tests/fake_plugin/mod.rs"]

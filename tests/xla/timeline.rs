@@ -24,7 +24,12 @@ impl ModelDesc for Line {
     }
 }
 
-fn train(dir: &Path, devices: &[Device], steps_per_launch: usize, profiler: Option<Profiler>) -> Vec<u8> {
+pub(crate) fn train(
+    dir: &Path,
+    devices: &[Device],
+    steps_per_launch: usize,
+    profiler: Option<Profiler>,
+) -> Vec<u8> {
     let batches = FromFn::new(12, |index| {
         let x: Vec<f32> = (0..12).map(|i| ((index * 12 + i) as f32).sin()).collect();
         Ok(vec![HostTensor::new([4, 3], x)?])

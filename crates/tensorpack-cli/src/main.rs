@@ -3,6 +3,7 @@
 //! and files of weights, exports models to ONNX, serves models over HTTP, and shows runs on a web page.
 
 mod checkpoint;
+mod child_process;
 #[cfg(feature = "dashboard")]
 mod dashboard;
 mod doctor;
@@ -13,11 +14,15 @@ mod nvidia;
 mod packages;
 #[cfg(feature = "plot")]
 mod plot;
+#[cfg(feature = "plot")]
+mod png_picture;
 mod rerun;
 mod run_dir;
 mod runs;
 #[cfg(feature = "serve")]
 mod serve;
+#[cfg(feature = "plot")]
+mod stroke_font;
 mod table;
 mod weights;
 mod wheel;

@@ -1,8 +1,11 @@
-//! `tensorpack plot`: draws statistics of runs as an SVG file.
+//! `tensorpack plot`: draws statistics of runs as an SVG or PNG file.
 
+use crate::png_picture::PngPicture;
 use crate::run_dir::{Point, Run};
 use clap::Args;
+use plotters::coord::Shift;
 use plotters::prelude::*;
+use plotters_backend::DrawingErrorKind;
 use std::path::PathBuf;
 use tensorpack::{Error, ErrorKind, Result};
 
@@ -14,7 +17,7 @@ pub(crate) struct PlotArgs {
     /// The statistics to draw.
     #[arg(short, long = "statistic", value_name = "NAME", required = true)]
     statistics: Vec<String>,
-    /// The .svg file to write.
+    /// The .svg or .png file to write.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Draw the values of steps, even of statistics that have one for each epoch.
@@ -31,22 +34,39 @@ struct Curve {
     points: Vec<(f64, f64)>,
 }
 
+/// The size of a plot. PNG files have twice as many pixels in each direction.
+const SIZE: (u32, u32) = (900, 540);
+
+/// The largest value that is drawn.
+const MAX: f64 = 1e300;
+
 /// The largest number of points of a curve that are drawn.
 const MAX_POINTS: usize = 2000;
 
 impl PlotArgs {
     /// Writes the file. Returns what was written.
     pub(crate) fn run(&self) -> Result<String> {
-        if self.output.extension().is_none_or(|extension| extension != "svg") {
-            let why = format!("{} is no .svg file", self.output.display());
-            return Err(Error::new(ErrorKind::Unsupported, why).note("name a file that ends in .svg"));
+        let extension = self.output.extension().unwrap_or_default().to_ascii_lowercase();
+        if extension != "svg" && extension != "png" {
+            let why = format!("{} is no .svg or .png file", self.output.display());
+            return Err(
+                Error::new(ErrorKind::Unsupported, why).note("name a file that ends in .svg or in .png")
+            );
         }
         let curves = self.curves(&Run::find(&self.dirs)?)?;
-        self.draw(&curves)
-            .map_err(|e| Error::new(ErrorKind::Io, e.to_string()).within(self.output.display()))?;
+        let drawn = match extension == "png" {
+            true => self
+                .draw(&curves, &PngPicture::new(self.output.clone(), SIZE).into_drawing_area())
+                .map_err(text),
+            false => {
+                self.draw(&curves, &SVGBackend::new(&self.output, SIZE).into_drawing_area()).map_err(text)
+            }
+        };
+        drawn.map_err(|e| Error::new(ErrorKind::Io, e).within(self.output.display()))?;
         let points: usize = curves.iter().map(|curve| curve.points.len()).sum();
-        let s = if curves.len() == 1 { "" } else { "s" };
-        Ok(format!("wrote {} curve{s} of {points} points to {}\n", curves.len(), self.output.display()))
+        let [curves, points] = [(curves.len(), "curve"), (points, "point")]
+            .map(|(n, what)| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
+        Ok(format!("wrote {curves} of {points} to {}\n", self.output.display()))
     }
 
     /// Returns the curve of each statistic of each run that has it.
@@ -54,6 +74,7 @@ impl PlotArgs {
         let mut curves = Vec::new();
         for name in &self.statistics {
             let before = curves.len();
+            let mut values = 0;
             for run in runs {
                 let (of_epochs, of_steps) = (run.statistic(name), run.curve(name));
                 let points = if of_epochs.is_empty() || (self.steps && !of_steps.is_empty()) {
@@ -61,6 +82,7 @@ impl PlotArgs {
                 } else {
                     of_epochs
                 };
+                values += points.len();
                 let points = thinned(&drawable(&points, self.log));
                 if !points.is_empty() {
                     let label = match (runs.len(), self.statistics.len()) {
@@ -76,14 +98,27 @@ impl PlotArgs {
                     runs.iter().flat_map(|run| [run.names(), run.curve_names()].concat()).collect();
                 known.sort();
                 known.dedup();
+                if values > 0 {
+                    let what = if self.log { "positive and finite" } else { "finite" };
+                    let why = format!("{name:?} cannot be drawn: none of its {values} values is {what}");
+                    return Err(Error::argument(why));
+                }
                 let why = format!("no run has values of the statistic {name:?}");
-                return Err(Error::new(ErrorKind::Name, why).note(format!("they have: {}", known.join(", "))));
+                let known = match known.is_empty() {
+                    true => "they have no statistics yet".into(),
+                    false => format!("they have: {}", known.join(", ")),
+                };
+                return Err(Error::new(ErrorKind::Name, why).note(known));
             }
         }
         Ok(curves)
     }
 
-    fn draw(&self, curves: &[Curve]) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    fn draw<B: DrawingBackend>(
+        &self,
+        curves: &[Curve],
+        root: &DrawingArea<B, Shift>,
+    ) -> std::result::Result<(), DrawingAreaErrorKind<B::ErrorType>> {
         let all = || curves.iter().flat_map(|curve| &curve.points);
         let range = |part: fn(&(f64, f64)) -> f64| {
             let low = all().map(part).fold(f64::INFINITY, f64::min);
@@ -93,17 +128,22 @@ impl PlotArgs {
             low - margin..high + margin
         };
         let (x, y) = (range(|p| p.0), range(|p| p.1));
-        let root = SVGBackend::new(&self.output, (900, 540)).into_drawing_area();
         root.fill(&WHITE)?;
         let title = self.statistics.join(", ");
-        let mut chart = ChartBuilder::on(&root)
+        let mut chart = ChartBuilder::on(root)
             .margin(12)
             .caption(title, ("sans-serif", 18))
             .x_label_area_size(40)
             .y_label_area_size(70)
             .build_cartesian_2d(x, y)?;
-        let value = |y: &f64| crate::table::number(if self.log { 10f64.powf(*y) } else { *y });
-        chart.configure_mesh().light_line_style(WHITE).x_desc("step").y_label_formatter(&value).draw()?;
+        let value = |y: &f64| short(&crate::table::number(if self.log { 10f64.powf(*y) } else { *y }));
+        let step = |x: &f64| x.to_string();
+        let mut mesh = chart.configure_mesh();
+        mesh.light_line_style(WHITE)
+            .x_desc("step")
+            .x_label_formatter(&step)
+            .y_label_formatter(&value)
+            .draw()?;
         for (i, curve) in curves.iter().enumerate() {
             let color = Palette99::pick(i).to_rgba();
             let line = LineSeries::new(curve.points.iter().copied(), color.stroke_width(2));
@@ -111,6 +151,11 @@ impl PlotArgs {
                 .draw_series(line)?
                 .label(&curve.label)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
+        }
+        // A line of one point is invisible.
+        for (i, curve) in curves.iter().enumerate().filter(|(_, curve)| curve.points.len() == 1) {
+            let dot = Circle::new(curve.points[0], 4, Palette99::pick(i).filled());
+            chart.draw_series([dot])?;
         }
         if curves.len() > 1 {
             chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
@@ -120,10 +165,28 @@ impl PlotArgs {
     }
 }
 
+/// Drops zeros at the end of a fraction, which ticks of an axis have.
+fn short(number: &str) -> String {
+    match number.contains('.') && !number.contains('e') {
+        true => number.trim_end_matches('0').trim_end_matches('.').to_string(),
+        false => number.to_string(),
+    }
+}
+
+/// Returns the reason of an error, without the names of plotters' layers.
+fn text<E: std::error::Error + Send + Sync>(e: DrawingAreaErrorKind<E>) -> String {
+    match e {
+        DrawingAreaErrorKind::BackendError(DrawingErrorKind::DrawingError(e)) => e.to_string(),
+        e => e.to_string(),
+    }
+}
+
 /// Returns the steps and values that can be drawn, with the logarithms of values if `log`.
 fn drawable(points: &[Point], log: bool) -> Vec<(f64, f64)> {
-    let place = |p: &Point| (p.step as f64, if log { p.value.log10() } else { p.value });
-    points.iter().map(place).filter(|(_, value)| value.is_finite()).collect()
+    // The range of all values must be finite, too.
+    let place = |p: &Point| (p.step as f64, if log { p.value.log10() } else { p.value.clamp(-MAX, MAX) });
+    let points = points.iter().filter(|p| p.value.is_finite());
+    points.map(place).filter(|(_, value)| value.is_finite()).collect()
 }
 
 /// Returns at most [`MAX_POINTS`] points: of each group of neighbors the lowest and the highest.
@@ -148,6 +211,15 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_of_ticks_are_short() {
+        for (number, expected) in
+            [("0.800000", "0.8"), ("1.00000", "1"), ("100", "100"), ("1.20e-5", "1.20e-5")]
+        {
+            assert_eq!(short(number), expected);
+        }
+    }
 
     #[test]
     fn long_curves_keep_their_extremes() {

@@ -1,6 +1,7 @@
 //! `tensorpack verify` and `tensorpack replay`: start the program of a run again, on a copy of a
 //! checkpoint in a temporary directory. The run itself is only read.
 
+use crate::child_process::{CaughtSignals, ChildEnd};
 use crate::run_dir::Run;
 use crate::runs::FormatArgs;
 use clap::Args;
@@ -196,6 +197,8 @@ fn verified(line: &Value) -> String {
 fn rerun(run: &Path, from: &CheckpointInfo, mut task: Value) -> Result<Vec<Value>> {
     let start = start_at(run, from.global_step)?;
     let program = Program::of(&start, run)?;
+    // Dropped after the directory: a signal ends this process when the directory is removed.
+    let signals = CaughtSignals::install()?;
     let copy = TemporaryDir::new()?;
     let directory = copy.0.join("run");
     let folder = from.path.file_name().unwrap_or_default();
@@ -218,7 +221,12 @@ fn rerun(run: &Path, from: &CheckpointInfo, mut task: Value) -> Result<Vec<Value
     let file = copy.0.join("task");
     fs::write(&file, task.to_string()).map_err(|e| at(e, &file))?;
     let log = copy.0.join("output");
-    let status = program.command(&file, &log)?.status().map_err(|e| at(e, &program.path))?;
+    let ended = signals.run(&mut program.command(&file, &log)?).map_err(|e| at(e, &program.path))?;
+    let status = match ended {
+        ChildEnd::Exited(status) => status,
+        #[cfg(unix)]
+        ChildEnd::Signal => return Err(Error::new(ErrorKind::Interrupted, "ended by a signal")),
+    };
 
     let text = fs::read_to_string(&report).unwrap_or_default();
     let mut lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();

@@ -55,8 +55,8 @@ impl Run {
         })
     }
 
-    /// Reads the runs in these directories and below them, sorted by path. Returns an error if
-    /// there is none.
+    /// Reads the runs in these directories and below them, sorted by path. Those that cannot be read
+    /// are warnings. Returns an error if there is no other.
     pub(crate) fn find(dirs: &[PathBuf]) -> Result<Vec<Run>> {
         let mut found = Vec::new();
         for dir in dirs {
@@ -68,7 +68,21 @@ impl Run {
             let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
             return Err(Error::argument(format!("there is no run in {}", dirs.join(", "))));
         }
-        found.iter().map(|dir| Run::read(dir)).collect()
+        let (mut runs, mut first_error) = (Vec::new(), None);
+        for dir in &found {
+            match Run::read(dir) {
+                Ok(run) => runs.push(run),
+                Err(e) if found.len() == 1 => return Err(e),
+                Err(e) => {
+                    eprintln!("warning: {} is left out: {e}", dir.display());
+                    first_error.get_or_insert(e);
+                }
+            }
+        }
+        match first_error {
+            Some(e) if runs.is_empty() => Err(e),
+            _ => Ok(runs),
+        }
     }
 
     /// Returns the path as text.
@@ -160,8 +174,13 @@ fn search(dir: &Path, depth: u32, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in entries {
         let entry = entry?;
         let is_inside = !entry.file_name().to_string_lossy().starts_with("checkpoints");
-        if depth > 0 && is_inside && entry.file_type()?.is_dir() {
-            search(&entry.path(), depth - 1, found)?;
+        if depth > 0
+            && is_inside
+            && entry.file_type()?.is_dir()
+            && let Err(e) = search(&entry.path(), depth - 1, found)
+        {
+            // Another user's, or one that was removed meanwhile.
+            eprintln!("warning: {e}");
         }
     }
     Ok(())

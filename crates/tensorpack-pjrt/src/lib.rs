@@ -45,10 +45,12 @@
 //! | `compile_options`, `option_value` | [`CompileOptions`], [`OptionValue`] |
 //! | `executable` | [`Executable`], [`Execution`], [`PlannedMemory`] |
 //! | `device`, `buffer`, `download`, `event` | [`Device`], [`Buffer`], [`Download`], [`Event`] |
+//! | `profiler`, `xspace` | [`Profiler`], [`XSpace`]: what devices execute, and when |
 //! | `dtype`, `error` | conversion of element types and errors |
 //! | `deadline` | calls of a plugin that may hang |
 //! | `exit` | the end of a process whose devices stopped responding |
 //! | `c_api`, `c_struct` | the C API, generated from its header; what its structs have in common |
+//! | `profiler_c_api` | the C API of the profiler's extension |
 
 mod buffer;
 mod c_api;
@@ -70,6 +72,9 @@ mod key_value_callbacks;
 mod key_value_store;
 mod option_value;
 mod plugin;
+mod profiler;
+mod profiler_c_api;
+mod xspace;
 
 pub use buffer::Buffer;
 pub use client::Client;
@@ -85,6 +90,8 @@ pub use executable::{Executable, Execution, PlannedMemory};
 pub use key_value_store::KeyValueStore;
 pub use option_value::OptionValue;
 pub use plugin::Plugin;
+pub use profiler::Profiler;
+pub use xspace::{XEvent, XLine, XPlane, XSpace};
 
 /// Compiles the code of the documentation.
 #[cfg(doctest)]

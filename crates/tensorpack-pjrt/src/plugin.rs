@@ -124,6 +124,12 @@ impl Plugin {
         Ok(plugin)
     }
 
+    /// A plugin with these functions, which need not be those of the file.
+    #[cfg(test)]
+    pub(crate) fn from_table(path: &str, api: PJRT_Api) -> Plugin {
+        Plugin { path: path.into(), api }
+    }
+
     /// The plugin's file.
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,5 +1,7 @@
 //! The executor: variables that stay on devices, and programs that run there.
 
+use super::copy_room::{LargestPlan, Room};
+use super::device_profiler::XlaProfiler;
 use super::fork::{Access, ForkState};
 use super::initial_values::initial_values;
 use super::module::Purpose;
@@ -13,11 +15,13 @@ use super::variables::{Variables, shard};
 use crate::distributed::ProcessGroup;
 use crate::graph::{GLOBAL_STEP, Sharding, VariableInfo};
 use crate::kir::Shards;
+use crate::runtime::device_profiler::DeviceProfiler;
 use crate::runtime::executor::{
     Executable, Executor, Feed, Fork, RunInfo, SavedValue, StepsExecutable, check_value,
 };
 use crate::runtime::shard_updates::stored_shards;
 use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging, Turns};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result, element_count};
 
@@ -32,6 +36,9 @@ pub(in crate::runtime) struct XlaExecutor {
     /// How the devices divide variables and their updates; `None` if there is one device.
     shards: Option<Shards>,
     infos: Vec<VariableInfo>,
+    largest_plan: Arc<LargestPlan>,
+    /// Whether the log says that copies do not fit.
+    said_no_room: AtomicBool,
 }
 
 impl XlaExecutor {
@@ -55,6 +62,8 @@ impl XlaExecutor {
             fork: None,
             shards: (towers > 1 && one_process).then_some(Shards { count: towers, own: None }),
             infos: Vec::new(),
+            largest_plan: Arc::default(),
+            said_no_room: AtomicBool::new(false),
         })
     }
 
@@ -78,6 +87,8 @@ impl XlaExecutor {
             fork: Some(Arc::new(ForkState::new(fork))),
             shards: self.shards,
             infos: self.infos.clone(),
+            largest_plan: self.largest_plan.clone(),
+            said_no_room: AtomicBool::new(false),
         })
     }
 
@@ -97,10 +108,30 @@ impl XlaExecutor {
     }
 }
 
+impl XlaExecutor {
+    /// Compiles a program that is to be run.
+    fn runnable(&self, lowered: &Lowered, purpose: Purpose) -> Result<XlaProgram> {
+        let program = self.program(lowered, purpose)?;
+        let planned = program.launches.iter().filter_map(|launch| launch.planned_memory().ok());
+        planned.for_each(|planned| self.largest_plan.add(&planned));
+        Ok(program)
+    }
+}
+
 impl Executor for XlaExecutor {
     fn platform(&self) -> Option<String> {
         let client = &self.target.client;
         Some(format!("{} {}", client.platform_name().ok()?, client.platform_version().ok()?))
+    }
+
+    fn start_profiler(&self) -> Result<Option<Box<dyn DeviceProfiler>>> {
+        match XlaProfiler::start(&self.variables, &self.target)? {
+            Some(profiler) => Ok(Some(Box::new(profiler))),
+            None => {
+                let why = format!("the plugin {} has no profiler", self.target.client.plugin().name());
+                Err(Error::new(ErrorKind::Unsupported, why))
+            }
+        }
     }
 
     fn create_variables(&mut self, variables: &[VariableInfo], seed: u64) -> Result<()> {
@@ -142,8 +173,21 @@ impl Executor for XlaExecutor {
         Ok(Box::new(variables.save(index, &self.target)))
     }
 
-    fn saves_on_device(&self) -> bool {
-        true
+    fn keeps_saved_on_device(&self) -> bool {
+        let variables = lock(&self.variables);
+        let no_room = |tower: usize| {
+            let free = self.target.free_memory(tower).ok().flatten();
+            let room = Room { limit: self.target.options.memory_limit, free };
+            let why = self.largest_plan.no_room(variables.device_bytes(), room)?;
+            Some(format!("{why} on {}", self.target.name(tower)))
+        };
+        let why = (0..variables.towers()).find_map(no_room);
+        if let Some(why) = &why
+            && !self.said_no_room.swap(true, Ordering::Relaxed)
+        {
+            log::info!("checkpoints are copied to the host before the next step starts: {why}");
+        }
+        why.is_none()
     }
 
     fn write(&mut self, index: usize, value: &HostTensor) -> Result<()> {
@@ -155,7 +199,7 @@ impl Executor for XlaExecutor {
 
     fn compile(&mut self, source: &Source<'_>) -> Result<Box<dyn Executable>> {
         let lowered = source.lower()?;
-        Ok(Box::new(self.program(&lowered, Purpose::Run)?))
+        Ok(Box::new(self.runnable(&lowered, Purpose::Run)?))
     }
 
     fn compile_steps(
@@ -171,7 +215,7 @@ impl Executor for XlaExecutor {
             |v: &VariableInfo| v.name == GLOBAL_STEP && v.dtype == DType::I64 && v.sizes.is_empty();
         let counter = source.graph().variables().iter().position(is_counter);
         let steps = StepsPerLaunch { most, counter };
-        Ok(Some(Box::new(XlaStepsProgram(self.program(&lowered, Purpose::RunSteps(steps))?))))
+        Ok(Some(Box::new(XlaStepsProgram(self.runnable(&lowered, Purpose::RunSteps(steps))?))))
     }
 
     fn planned_bytes(&mut self, source: &Source<'_>) -> Result<usize> {
@@ -299,6 +343,14 @@ mod tests {
         assert_eq!(executor.read(0).unwrap(), f32s([10.0, 12.0]));
         assert_eq!(first.read().unwrap(), f32s([1.0, 2.0]));
         assert_eq!(second.read().unwrap(), f32s([2.0, 4.0]));
+
+        // Beside a run there is room for saved values, unless a limit says otherwise.
+        assert!(executor.keeps_saved_on_device());
+        let planned = lock(&executor.variables).device_bytes();
+        assert_eq!(planned, 8);
+        executor.target.options.memory_limit = Some(planned);
+        assert!(!executor.keeps_saved_on_device());
+        executor.target.options.memory_limit = None;
 
         // A value that is no longer saved is donated again.
         drop(save(&executor));

@@ -112,7 +112,12 @@ impl Launch {
 
     /// Returns the bytes that the program takes on each of its devices, arguments included.
     pub(super) fn planned_bytes(&self) -> Result<usize> {
-        self.executable.memory().map(|planned| planned.total() as usize)
+        self.planned_memory().map(|planned| planned.total() as usize)
+    }
+
+    /// Returns the plan of the program's memory on each of its devices.
+    pub(super) fn planned_memory(&self) -> Result<pjrt::PlannedMemory> {
+        self.executable.memory()
     }
 
     /// Launches the program and replaces the variables by their next values. Returns the other

@@ -160,10 +160,15 @@ impl Target {
         self.client.upload(value, self.device(tower)?)
     }
 
+    /// Returns the free memory of the device of a tower, if the plugin reports it.
+    pub(super) fn free_memory(&self, tower: usize) -> Result<Option<usize>> {
+        let free = |m: pjrt::MemoryStats| Some(m.limit?.saturating_sub(m.in_use) as usize);
+        Ok(self.device(tower)?.memory().ok().and_then(free))
+    }
+
     /// Checks that the device of a tower has this much free memory.
     pub(super) fn check_memory(&self, bytes: usize, what: &str, tower: usize) -> Result<()> {
-        let free = self.device(tower)?.memory().ok().and_then(|m| Some(m.limit?.saturating_sub(m.in_use)));
-        let limit = self.options.memory_limit.or(free.map(|bytes| bytes as usize));
+        let limit = self.options.memory_limit.or(self.free_memory(tower)?);
         memory_limit::check(bytes, &format!("{what} on {}", self.name(tower)), limit)
     }
 }

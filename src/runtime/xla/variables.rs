@@ -93,6 +93,12 @@ impl Variables {
         &self.prior_steps_ok[tower]
     }
 
+    /// Waits for the runs that were launched on the devices of all towers.
+    pub(super) fn wait(&self, target: &Target) -> Result<()> {
+        // Every run writes the flags.
+        self.prior_steps_ok.iter().try_for_each(|ok| target.wait(ok.start_download()?).map(|_| ()))
+    }
+
     /// Resets the flag after a failed run, so that runs change variables again.
     pub(super) fn reset_ok(&mut self, target: &Target) -> Result<()> {
         let fresh =
@@ -137,6 +143,20 @@ impl Variables {
             bytes = bytes.saturating_add(element_count(sizes)?.saturating_mul(dtype.size()));
         }
         Ok(bytes)
+    }
+
+    /// Returns the size in bytes of what a device has of all variables.
+    pub(super) fn device_bytes(&self) -> usize {
+        let of_variable = |((dtype, sizes), divided): (&(DType, Vec<usize>), &Option<Shards>)| {
+            let len = element_count(sizes).unwrap_or(usize::MAX);
+            divided.map_or(len, |shards| shards.len(len)).saturating_mul(dtype.size())
+        };
+        self.specs.iter().zip(&self.divided).map(of_variable).fold(0, usize::saturating_add)
+    }
+
+    /// Returns the number of towers that have a copy.
+    pub(super) fn towers(&self) -> usize {
+        self.copies.len()
     }
 
     /// Returns whether the current value of a variable is saved, so that a run must not donate it.

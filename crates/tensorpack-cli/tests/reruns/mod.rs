@@ -4,8 +4,9 @@
 use crate::{error, out, tensorpack};
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 use tensorpack::dataflow::{DataFlow, Flow, FromIter, FromList};
 use tensorpack::io::{Checkpoint, CheckpointStore, Keep, RunLock, safetensors};
@@ -63,11 +64,32 @@ fn batch(i: usize, divisor: f32) -> Vec<HostTensor> {
 fn data(kind: &str) -> Flow {
     let batches = |bad: bool| (0..30).map(|i| batch(i, if bad && i == BAD { 0.0 } else { 2.0 })).collect();
     match kind {
-        "shuffled" | "plain" | "second" | "asynchronous" => {
+        "shuffled" | "plain" | "second" | "asynchronous" | "slow" => {
             FromList::new(batches(false)).shuffle().into_flow()
         }
         "once" => FromIter::once((0..30).map(|i| Ok(batch(i, 2.0)))).into_flow(),
         _ => FromList::new(batches(true)).into_flow(),
+    }
+}
+
+/// Notes the end of training in a file, and the process in another. If the run is `slow`, repeated steps
+/// take long.
+struct Noted {
+    dir: PathBuf,
+    slow: bool,
+}
+
+impl Callback for Noted {
+    fn trigger_step(&mut self, _: &mut tensorpack::callback::TrainCx<'_>) -> Result<()> {
+        if self.slow && std::env::var_os("TENSORPACK_RERUN").is_some() {
+            fs::write(self.dir.join("process"), std::process::id().to_string())?;
+            std::thread::sleep(std::time::Duration::from_millis(500));
+        }
+        Ok(())
+    }
+
+    fn after_train(&mut self, _: &mut tensorpack::callback::TrainCx<'_>) -> Result<()> {
+        Ok(fs::write(self.dir.join("after_train"), "")?)
     }
 }
 
@@ -76,8 +98,10 @@ fn data(kind: &str) -> Flow {
 fn child() {
     let Ok(task) = std::env::var(TASK) else { return };
     let (kind, dir) = task.split_once(':').unwrap();
+    let noted = Noted { dir: Path::new(dir).parent().unwrap().into(), slow: kind == "slow" };
     let config = TrainConfig::new(Net, data(kind))
         .callback(Often)
+        .callback(noted)
         .session(SessionOptions { threads: Some(1), ..SessionOptions::default() })
         .steps_per_epoch(STEPS)
         .max_epoch(2)
@@ -229,6 +253,87 @@ fn another_run_of_the_same_program_is_not_trained() {
     let e = error(&tensorpack(&["verify", dir.to_str().unwrap()], cache.path(), None));
     assert_mentions(&e, &["first trains", root.path().join("first").to_str().unwrap()]);
     assert!(contents(root.path()) == before, "a run has changed");
+}
+
+/// A signal ends the command and the program that it has started, and nothing is left of them.
+#[test]
+fn signals_end_the_program_and_remove_the_copy() {
+    let (root, dir, trained) = train("slow");
+    assert!(trained.status.success(), "{trained:?}");
+    let cache = tempfile::tempdir().unwrap();
+    let copies = cache.path().join("copies");
+    fs::create_dir(&copies).unwrap();
+    let noted = root.path().join("process");
+    // To the command alone, as `kill` does, and to its process group, as Ctrl-C does.
+    for (signal, to_group) in [(libc::SIGTERM, false), (libc::SIGINT, true)] {
+        let words = ["verify", dir.to_str().unwrap()];
+        let mut command = crate::command(&[("TMPDIR", copies.to_str().unwrap())], &words, cache.path());
+        command.process_group(0).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut running = command.spawn().unwrap();
+        let process: i32 = loop {
+            match fs::read_to_string(&noted).ok().and_then(|text| text.parse().ok()) {
+                Some(process) => break process,
+                None => std::thread::sleep(std::time::Duration::from_millis(10)),
+            }
+            assert!(running.try_wait().unwrap().is_none(), "it ended by itself");
+        };
+        assert_eq!(fs::read_dir(&copies).unwrap().count(), 1);
+        let id = running.id() as i32;
+        // SAFETY: this is our child, and it has not been awaited yet, so the id is still its own.
+        unsafe { libc::kill(if to_group { -id } else { id }, signal) };
+        let status = running.wait().unwrap();
+        assert_eq!(status.signal(), Some(signal), "{status:?}");
+        assert_eq!(fs::read_dir(&copies).unwrap().count(), 0);
+        // SAFETY: signal 0 is only a question.
+        assert_eq!(unsafe { libc::kill(process, 0) }, -1, "the program still runs");
+        fs::remove_file(&noted).unwrap();
+    }
+}
+
+/// Callbacks clean up after a part of a run, too.
+#[test]
+fn callbacks_see_the_end_of_a_repeated_part() {
+    let (root, dir, trained) = train("shuffled");
+    assert!(trained.status.success(), "{trained:?}");
+    let (cache, noted) = (tempfile::tempdir().unwrap(), root.path().join("after_train"));
+    let file = cache.path().join("step.safetensors");
+    for words in [
+        vec!["verify", dir.to_str().unwrap(), "--to", "8"],
+        vec!["verify", dir.to_str().unwrap(), "--to", "12"],
+        vec!["replay", dir.to_str().unwrap(), "--step", "6", "--output", file.to_str().unwrap()],
+    ] {
+        fs::remove_file(&noted).unwrap();
+        out(&tensorpack(&words, cache.path(), None));
+        assert!(noted.exists(), "{words:?}");
+    }
+}
+
+/// A run that goes on with other options is compared up to there.
+#[test]
+fn a_run_with_more_epochs_is_compared_up_to_where_its_options_changed() {
+    let (_root, dir, trained) = train("shuffled");
+    assert!(trained.status.success(), "{trained:?}");
+    // A second start at step 12, with other arguments, as if the epochs after it had been added later.
+    let path = dir.join("manifest.json");
+    let mut manifest: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let starts = manifest["starts"].as_array_mut().unwrap();
+    let mut second = starts[0].clone();
+    second["resumed_at"] = 12.into();
+    second["arguments"].as_array_mut().unwrap().push("--max-epoch=2".into());
+    starts.push(second);
+    fs::write(&path, manifest.to_string()).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let output = tensorpack(&["verify", dir.to_str().unwrap(), "--json"], cache.path(), None);
+    let note = String::from_utf8_lossy(&output.stderr);
+    assert_mentions(&note, &["the steps after 12 were trained with other options", "--from 12"]);
+    let found: Value = serde_json::from_str(&out(&output)).unwrap();
+    let steps: Vec<u64> =
+        found["checkpoints"].as_array().unwrap().iter().map(|c| c["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps.last(), Some(&12), "{steps:?}");
+    assert_eq!(found["equal"], true);
+    // From there on, the later start's arguments are used, which this program does not know.
+    let output = tensorpack(&["verify", dir.to_str().unwrap(), "--from", "12"], cache.path(), None);
+    assert_mentions(error(&output), &["failed", "max-epoch"]);
 }
 
 #[test]

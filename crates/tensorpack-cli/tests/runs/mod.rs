@@ -1,7 +1,8 @@
 //! `tensorpack runs`, `plot` and `checkpoint`, on runs trained here.
 
 use crate::{error, out, tensorpack};
-use std::fs;
+use std::fs::{self, File};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tensorpack::dataflow::FromList;
@@ -127,8 +128,85 @@ fn statistics_are_drawn() {
     assert!(written.contains("1 curve of 6 points"), "{written}");
     let e = error(&run(&["plot", a, "-s", "coast", "-o", svg], cache.path()));
     assert!(e.contains("\"coast\"") && e.contains("learning_rate"), "{e}");
-    let e = error(&run(&["plot", a, "-s", "cost", "-o", "out.png"], cache.path()));
-    assert!(e.contains(".svg"), "{e}");
+    let e = error(&run(&["plot", a, "-s", "cost", "-o", "out.jpg"], cache.path()));
+    assert!(e.contains(".svg") && e.contains(".png"), "{e}");
+}
+
+/// A folder of runs is shown without those that cannot be read; what cannot be drawn is said.
+#[test]
+fn odd_runs_are_named_and_do_not_hide_others() {
+    let root = tempfile::tempdir().unwrap();
+    let write = |name: &str, values: &[&str]| {
+        let line = |(i, v): (usize, &&str)| format!("{{\"epoch_num\":{i},\"global_step\":{i},\"y\":{v}}}\n");
+        fs::create_dir(root.path().join(name)).unwrap();
+        let text: String = values.iter().enumerate().map(line).collect();
+        fs::write(root.path().join(name).join("stats.jsonl"), text).unwrap();
+    };
+    write("broken", &["NaN", "1"]);
+    write("empty", &[]);
+    write("huge", &["1e308", "-1e308"]);
+    write("nan", &["\"NaN\"", "\"inf\"", "-1"]);
+    let text = |name: &str| root.path().join(name).to_str().unwrap().to_string();
+    let all = run(&["runs", "ls", root.path().to_str().unwrap()], root.path());
+    assert!(String::from_utf8_lossy(&all.stderr).contains("stats.jsonl:1"), "{all:?}");
+    assert_eq!(out(&all).lines().count(), 4, "{all:?}");
+    let draw = |name: &str, more: &[&str]| {
+        let (dir, file) = (text(name), text("y.png"));
+        run(&[&["plot", &dir, "-s", "y", "-o", &file], more].concat(), root.path())
+    };
+    assert!(error(&draw("broken", &[])).contains("stats.jsonl:1"));
+    assert!(error(&draw("empty", &[])).contains("no statistics yet"));
+    assert!(error(&draw("nan", &["--log"])).contains("none of its 3 values is positive and finite"));
+    assert!(out(&draw("nan", &[])).contains("1 curve of 1 point to"));
+    assert!(out(&draw("huge", &[])).contains("1 curve of 2 points to"));
+}
+
+/// The pixels of a picture, and its width.
+fn pixels(file: &Path) -> (Vec<[u8; 3]>, usize) {
+    let mut reader = png::Decoder::new(BufReader::new(File::open(file).unwrap())).read_info().unwrap();
+    let mut bytes = vec![0; reader.output_buffer_size().unwrap()];
+    let info = reader.next_frame(&mut bytes).unwrap();
+    assert_eq!((info.width, info.height, info.color_type), (1800, 1080, png::ColorType::Rgb));
+    (bytes.as_chunks::<3>().0.to_vec(), info.width as usize)
+}
+
+/// The shapes of a PNG are those of an SVG: axes, labels, and curves in their colors where they belong.
+#[test]
+fn statistics_are_drawn_as_pixels() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, picture) = (root.path().join("run"), root.path().join("out.png"));
+    fs::create_dir(&dir).unwrap();
+    let draw = |values: &[f64]| {
+        let line = |(i, v): (usize, &f64)| format!("{{\"epoch_num\":{i},\"global_step\":{i},\"y\":{v:?}}}\n");
+        fs::write(dir.join("stats.jsonl"), values.iter().enumerate().map(line).collect::<String>()).unwrap();
+        let words = ["plot", dir.to_str().unwrap(), "-s", "y", "-o", picture.to_str().unwrap()];
+        out(&run(&words, root.path()));
+        pixels(&picture)
+    };
+    // The first color of plotters' palette.
+    let curve = |(all, width): &(Vec<[u8; 3]>, usize)| -> Vec<(usize, usize)> {
+        let of_curve = all.iter().enumerate().filter(|(_, pixel)| **pixel == [230, 25, 75]);
+        of_curve.map(|(i, _)| (i % width, i / width)).collect()
+    };
+    let rising = draw(&[0.0, 1.0, 2.0, 3.0]);
+    let points = curve(&rising);
+    assert!(points.len() > 3000, "{}", points.len());
+    let (left, right) = (points.iter().min().unwrap(), points.iter().max().unwrap());
+    assert!(left.0 < 250 && left.1 > 900 && right.0 > 1650 && right.1 < 150, "{left:?} {right:?}");
+    // Labels of both axes are left of and below the curve.
+    let ink = |x: std::ops::Range<usize>, y: std::ops::Range<usize>| {
+        let dark = |(i, pixel): (usize, &[u8; 3])| {
+            x.contains(&(i % rising.1)) && y.contains(&(i / rising.1)) && pixel[0] < 100
+        };
+        rising.0.iter().enumerate().filter(|pixel| dark((pixel.0, pixel.1))).count()
+    };
+    assert!(ink(0..150, 100..1000) > 200 && ink(200..1700, 990..1080) > 200 && ink(600..1200, 0..70) > 50);
+    // One value is a dot in the middle.
+    let dot = curve(&draw(&[7.0]));
+    assert!(
+        dot.len() > 30 && dot.iter().all(|(x, y)| (900..1060).contains(x) && (450..600).contains(y)),
+        "{dot:?}"
+    );
 }
 
 #[test]
