@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use tensorpack::callback::{
-    Auc, BinaryClassificationStats, Bleu, ConfusionMatrix, CtcErrorRate, Inferencer, MeanAveragePrecision, Perplexity, TopKError,
-    WordErrorRate,
+    Auc, BinaryClassificationStats, Bleu, ConfusionMatrix, CtcErrorRate, Inferencer, MeanAveragePrecision,
+    Perplexity, TopKError, WordErrorRate,
 };
 use tensorpack::dataflow::FromList;
 use tensorpack::optim::Optimizer;
@@ -361,10 +361,12 @@ fn average_precision_equals_that_of_pycocotools() -> Result<()> {
     let text = std::fs::read_to_string("tests/golden/coco.json").expect("coco.json");
     let golden: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
     let list = |v: &serde_json::Value| v.as_array().expect("a list").clone();
-    let row = |v: &serde_json::Value| list(v).iter().map(|n| n.as_f64().expect("a number")).collect::<Vec<_>>();
+    let row =
+        |v: &serde_json::Value| list(v).iter().map(|n| n.as_f64().expect("a number")).collect::<Vec<_>>();
     for (number, case) in list(&golden["cases"]).iter().enumerate() {
         let images = list(&case["images"]);
-        let rows = |image: &serde_json::Value, key: &str| list(&image[key]).iter().map(row).collect::<Vec<_>>();
+        let rows =
+            |image: &serde_json::Value, key: &str| list(&image[key]).iter().map(row).collect::<Vec<_>>();
         let most = |key: &str| images.iter().map(|image| list(&image[key]).len()).max().unwrap_or(0) + 1;
         let (found, given) = (most("detections"), most("truths"));
         // One value of every entry of an image; entries that do not exist have class -1.

@@ -4,11 +4,11 @@ use tensorpack::dataflow::{DataFlow, Flow, FromFn, Sample, SampleRng, Seed};
 use tensorpack::prelude::*;
 
 /// The classes, in order.
-pub const CLASSES: [&str; 3] = ["rectangle", "ellipse", "triangle"];
+pub(crate) const CLASSES: [&str; 3] = ["rectangle", "ellipse", "triangle"];
 /// Height and width of a scene.
-pub const SIZE: usize = 64;
+pub(crate) const SIZE: usize = 64;
 /// The largest number of shapes.
-pub const MAX_SHAPES: usize = 5;
+pub(crate) const MAX_SHAPES: usize = 5;
 
 /// Returns whether the shape of this class, in a box from -1 to 1, covers a point.
 fn covers(class: usize, x: f64, y: f64) -> bool {
@@ -29,10 +29,9 @@ fn covered(a: &[f64; 4], b: &[f64; 4]) -> f64 {
 
 /// Draws a scene: its image, and the boxes and classes of its shapes, none of which hides much of
 /// another.
-pub fn scene(rng: &mut SampleRng) -> Result<Sample> {
+pub(crate) fn scene(rng: &mut SampleRng) -> Result<Sample> {
     let background: [f64; 3] = std::array::from_fn(|_| rng.uniform());
-    let mut image: Vec<f64> =
-        (0..SIZE * SIZE * 3).map(|i| background[i % 3] + 0.06 * rng.normal()).collect();
+    let mut image: Vec<f64> = (0..SIZE * SIZE * 3).map(|i| background[i % 3] + 0.06 * rng.normal()).collect();
     let mut shapes: Vec<([f64; 4], i32)> = Vec::new();
     let count = 1 + rng.below(MAX_SHAPES as u64) as usize;
     for _ in 0..4 * count {
@@ -74,7 +73,7 @@ pub fn scene(rng: &mut SampleRng) -> Result<Sample> {
 
 /// Returns the inputs of the model for an image and the boxes and classes of its objects, of which the
 /// last ones are crowds.
-pub fn sample(
+pub(crate) fn sample(
     image: Vec<f32>,
     size: usize,
     max_objects: usize,
@@ -99,12 +98,12 @@ pub fn sample(
 }
 
 /// Returns `count` training scenes per epoch, new in every epoch.
-pub fn train(count: u64) -> Flow {
+pub(crate) fn train(count: u64) -> Flow {
     FromFn::new(count, |_| Ok(Vec::new())).map_random(|_, rng| scene(rng)).into_flow()
 }
 
 /// Returns scenes that are always the same.
-pub fn test(count: u64) -> Flow {
+pub(crate) fn test(count: u64) -> Flow {
     let seed = Seed::new(0).derive("test scenes");
     FromFn::new(count, move |i| scene(&mut seed.rng(0, i))).into_flow()
 }

@@ -154,7 +154,8 @@ impl Curve {
     fn new(images: &[ClassInImage], area: [f64; 2], most: usize) -> Option<Curve> {
         let objects = |image: &ClassInImage| image.truths.iter().filter(|t| !is_ignored(t, area)).count();
         let objects: usize = images.iter().map(objects).sum();
-        let mut judged: Vec<Judged> = images.iter().flat_map(|i| i.judge(area).into_iter().take(most)).collect();
+        let mut judged: Vec<Judged> =
+            images.iter().flat_map(|i| i.judge(area).into_iter().take(most)).collect();
         judged.sort_by(|a, b| b.score.total_cmp(&a.score));
         (objects > 0).then(|| {
             let mut curve = Curve { precisions: [[0.0; RECALLS]; THRESHOLDS], recalls: [0.0; THRESHOLDS] };

@@ -118,7 +118,9 @@ impl Inferencer for MeanAveragePrecision {
             let expected = if i == 0 || i == 3 { [list, &[4]].concat() } else { list.to_vec() };
             if value.sizes() != expected || value.sizes()[0] != found[0] {
                 let (sizes, why) = (value.sizes(), "classes of detections and annotations");
-                return Err(Error::shape(format!("value {i} is {sizes:?} for {why} {found:?} and {given:?}")));
+                return Err(Error::shape(format!(
+                    "value {i} is {sizes:?} for {why} {found:?} and {given:?}"
+                )));
             }
         }
         let numbers: Vec<Vec<f64>> = values.iter().map(HostTensor::to_f64_vec).collect();

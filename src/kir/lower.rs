@@ -2,8 +2,8 @@
 
 use super::{
     Argsort, Attention, AttentionKind, BufferKind, Class, ContractKind, Cumsum, CustomKernel, Expr,
-    ExprBuilder, GatherKind, GatherScatter, Kernel, KernelNode, MapBody, Nms, Origin, Pool, PoolKind, Program,
-    ReduceKind, Reg, View,
+    ExprBuilder, GatherKind, GatherScatter, Kernel, KernelNode, MapBody, Nms, Origin, Pool, PoolKind,
+    Program, ReduceKind, Reg, View,
 };
 use std::sync::Arc;
 use tensorpack_tensor::{DType, HostTensor};

@@ -66,7 +66,9 @@ impl Conv3dOptions {
             )));
         }
         if taps > MAX_DEPTH {
-            return Err(Error::argument(format!("a filter of depth {taps} exceeds the maximum of {MAX_DEPTH}")));
+            return Err(Error::argument(format!(
+                "a filter of depth {taps} exceeds the maximum of {MAX_DEPTH}"
+            )));
         }
         let [stride, dilation] = [self.stride[0], self.dilation[0]];
         let window = Window { stride: [stride, 1], dilation: [dilation, 1], padding: self.padding.depth() };

@@ -154,7 +154,8 @@ impl Tensor {
                 scores.greater(&scores.constant_like(score_threshold))
             };
             let iou = boxes.box_iou(&boxes);
-            let mut suppresses = iou.greater(&iou.constant_like(iou_threshold)).logical_and(&valid.expand_dims(-1));
+            let mut suppresses =
+                iou.greater(&iou.constant_like(iou_threshold)).logical_and(&valid.expand_dims(-1));
             if let Some(classes) = classes {
                 let classes = sorted(&classes.cast(DType::I64));
                 suppresses = suppresses.logical_and(&classes.expand_dims(-1).equal(&classes.expand_dims(-2)));

@@ -70,8 +70,7 @@ impl Tensor {
             return self.graph().called_from(caller, || self.fail(name, Error::shape(why)));
         };
         let Pool3dOptions { window, stride, padding } = options;
-        let pooling =
-            |window, stride, padding| PoolOptions { window, stride, padding, layout: Layout::Nhwc };
+        let pooling = |window, stride, padding| PoolOptions { window, stride, padding, layout: Layout::Nhwc };
         let image = pooling([window[1], window[2]], [stride[1], stride[2]], padding.image());
         let column = pooling([window[0], 1], [stride[0], 1], padding.depth());
         composed(self, name, caller, || {

@@ -43,9 +43,9 @@ pub(crate) fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Option<Tensor> {
             let options = Conv3dOptions {
                 stride: three("stride"),
                 dilation: three("dilation"),
-                padding: Padding3d::Explicit([0, 1, 2].map(|i| {
-                    counts(&attrs["pads"][i]).try_into().expect("zeros before and after")
-                })),
+                padding: Padding3d::Explicit(
+                    [0, 1, 2].map(|i| counts(&attrs["pads"][i]).try_into().expect("zeros before and after")),
+                ),
                 groups: attrs["groups"].as_u64().expect("a number of groups") as usize,
             };
             x[0].conv3d(&x[1], options)
