@@ -1,6 +1,6 @@
 //! COCO's format: a file of annotations and a folder of images.
 
-use crate::scenes;
+use super::scenes;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The network: backbone, feature pyramid, proposals and heads.
 
-use crate::targets::{Objects, at_least, rows, sample};
+use super::targets::{Objects, at_least, rows, sample};
 use tensorpack::prelude::*;
 
 /// The sizes of a detector and of its training.
