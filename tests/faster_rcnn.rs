@@ -70,7 +70,7 @@ fn a_folder_in_coco_format_is_read() -> Result<()> {
     assert_eq!(samples[1][2].to_f64_vec(), [-1.0; 4]);
 
     let error = Coco::read(dir.path(), "train2017", true).err().expect("there is no such part");
-    assert_mentions(&error.to_string(), &["instances_train2017.json"]);
+    assert_mentions(error.to_string(), &["instances_train2017.json"]);
     Ok(())
 }
 

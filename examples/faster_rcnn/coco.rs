@@ -81,7 +81,7 @@ impl Coco {
 }
 
 fn load(annotated: &Annotated, size: usize, max_objects: usize) -> Result<Sample> {
-    let within = |e: Error| e.within(&annotated.file.display().to_string());
+    let within = |e: Error| e.within(annotated.file.display().to_string());
     let file = std::fs::read(&annotated.file).map_err(|e| within(Error::argument(e.to_string())))?;
     let image = decode(&file, Channels::Rgb).map_err(within)?;
     let (height, width) = (image.sizes()[0], image.sizes()[1]);

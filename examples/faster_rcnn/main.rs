@@ -154,7 +154,7 @@ fn main() -> Result<()> {
         say!("detections were drawn to {}", path.display());
     }
     say!("average precision {ap:.3}, with a threshold of 0.50 {:.3}", ap50.unwrap_or(f64::NAN));
-    if args.train.assert && args.data.is_none() && !(ap >= TARGET) {
+    if args.train.assert && args.data.is_none() && (ap.is_nan() || ap < TARGET) {
         return Err(Error::argument(format!("the average precision is below {TARGET}")));
     }
     Ok(())
