@@ -2,7 +2,8 @@
 //! objects of COCO.
 //!
 //! `cargo run --release --example faster_rcnn` trains on drawn scenes of 64x64 pixels, new ones in every
-//! epoch, and measures COCO's average precision on 200 others. With `--assert` it fails below 0.55.
+//! pass, for 5 epochs of 200 steps, and reaches an average precision (COCO's) of 0.747 on 200 others; with
+//! `--assert` it fails below 0.68. It can be interrupted at any time and resumes when started again.
 //! `--data DIR` trains on a set in COCO's format: `DIR/annotations/instances_train2017.json`,
 //! `DIR/train2017`, and the same with `val2017`. `--full` has the sizes and the schedule of the paper,
 //! which need accelerators.
@@ -25,7 +26,7 @@ use tensorpack::say;
 use tensorpack::train::TrainArgs;
 
 /// The smallest average precision on drawn scenes that `--assert` accepts.
-const TARGET: f64 = 0.55;
+const TARGET: f64 = 0.68;
 
 /// Detects objects with Faster R-CNN.
 #[derive(Parser)]
@@ -79,8 +80,7 @@ fn data(args: &Args, settings: &mut Settings) -> Result<([Flow; 2], Vec<String>)
     let Some(dir) = &args.data else {
         // The scenes have one size.
         (settings.size, settings.max_objects) = (scenes::SIZE, scenes::MAX_SHAPES);
-        let train = scenes::train(settings.steps * settings.batch as u64);
-        return Ok(([train, scenes::test(200)], scenes::CLASSES.map(String::from).into()));
+        return Ok(([scenes::train(), scenes::test(200)], scenes::CLASSES.map(String::from).into()));
     };
     let (train, test) = (Coco::read(dir, "train2017", true)?, Coco::read(dir, "val2017", false)?);
     let classes = train.classes.clone();

@@ -7,6 +7,9 @@ use tensorpack::prelude::*;
 pub(crate) const CLASSES: [&str; 3] = ["rectangle", "ellipse", "triangle"];
 /// Height and width of a scene.
 pub(crate) const SIZE: usize = 64;
+/// The number of training scenes in a pass, whatever the schedule is, so that a resumed run may have
+/// another one.
+const PASS: u64 = 3200;
 /// The largest number of shapes.
 pub(crate) const MAX_SHAPES: usize = 5;
 
@@ -97,9 +100,9 @@ pub(crate) fn sample(
     ])
 }
 
-/// Returns `count` training scenes per epoch, new in every epoch.
-pub(crate) fn train(count: u64) -> Flow {
-    FromFn::new(count, |_| Ok(Vec::new())).map_random(|_, rng| scene(rng)).into_flow()
+/// Returns training scenes, new ones in every pass.
+pub(crate) fn train() -> Flow {
+    FromFn::new(PASS, |_| Ok(Vec::new())).map_random(|_, rng| scene(rng)).into_flow()
 }
 
 /// Returns scenes that are always the same.
