@@ -9,14 +9,14 @@ pub use crate::control::Scan;
 pub use crate::ctc::CtcOptions;
 pub use crate::graph::{Graph, Init, LossScale, Op, Precision, Tensor, TensorSpec, Variable, VariableSpec};
 pub use crate::nn::{
-    Activation, BatchNorm, BatchRenorm, Conv1d, Conv2d, Conv2dTranspose, DepthwiseConv2d, Dropout, Embedding,
-    GroupNorm, Gru, GruCell, InstanceNorm, KvCache, LayerNorm, Linear, Lstm, LstmCell, LstmState, Maxout,
-    MultiHeadAttention, PRelu, RecurrentOptions, describe_trainables, l1_regularizer, l2_regularizer,
+    Activation, BatchNorm, BatchRenorm, Conv1d, Conv2d, Conv2dTranspose, Conv3d, DepthwiseConv2d, Dropout,
+    Embedding, GroupNorm, Gru, GruCell, InstanceNorm, KvCache, LayerNorm, Linear, Lstm, LstmCell, LstmState,
+    Maxout, MultiHeadAttention, PRelu, RecurrentOptions, describe_trainables, l1_regularizer, l2_regularizer,
     regularize_cost,
 };
 pub use crate::ops::{
-    AttentionOptions, Conv1dOptions, Conv2dOptions, CumsumOptions, GridSampleOptions, Layout, Padding,
-    PoolOptions, Random, ResizeOptions, RoiAlignOptions,
+    AttentionOptions, Conv1dOptions, Conv2dOptions, Conv3dOptions, CumsumOptions, GridSampleOptions, Layout,
+    NmsOptions, Padding, Padding3d, Pool3dOptions, PoolOptions, Random, ResizeOptions, RoiAlignOptions,
 };
 pub use crate::optim::gradproc::{
     FilterGradient, GlobalNormClip, GradProcessor, MapGradient, ScaleGradient, SummaryGradient, ValueClip,

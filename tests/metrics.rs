@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use tensorpack::callback::{
-    Auc, BinaryClassificationStats, Bleu, ConfusionMatrix, CtcErrorRate, Inferencer, Perplexity, TopKError,
-    WordErrorRate,
+    Auc, BinaryClassificationStats, Bleu, ConfusionMatrix, CtcErrorRate, Inferencer, MeanAveragePrecision,
+    Perplexity, TopKError, WordErrorRate,
 };
 use tensorpack::dataflow::FromList;
 use tensorpack::optim::Optimizer;
@@ -352,4 +352,88 @@ fn definitions_hold_on_any_number_of_towers() {
         let several = statistics(&specs, batches.clone(), inferencers(), towers).unwrap();
         assert_eq!(bits(several), one, "{towers} towers");
     }
+}
+
+/// Compares with `coco.json`, which `tests/golden/make_coco.py` writes: crowds, areas that differ from
+/// those of the boxes, equal scores, images without objects or detections, other limits.
+#[test]
+fn average_precision_equals_that_of_pycocotools() -> Result<()> {
+    let text = std::fs::read_to_string("tests/golden/coco.json").expect("coco.json");
+    let golden: serde_json::Value = serde_json::from_str(&text).expect("valid JSON");
+    let list = |v: &serde_json::Value| v.as_array().expect("a list").clone();
+    let row =
+        |v: &serde_json::Value| list(v).iter().map(|n| n.as_f64().expect("a number")).collect::<Vec<_>>();
+    for (number, case) in list(&golden["cases"]).iter().enumerate() {
+        let images = list(&case["images"]);
+        let rows =
+            |image: &serde_json::Value, key: &str| list(&image[key]).iter().map(row).collect::<Vec<_>>();
+        let most = |key: &str| images.iter().map(|image| list(&image[key]).len()).max().unwrap_or(0) + 1;
+        let (found, given) = (most("detections"), most("truths"));
+        // One value of every entry of an image; entries that do not exist have class -1.
+        let column = |rows: &[Vec<f64>], count: usize, at: usize| -> Vec<f64> {
+            (0..count).map(|i| rows.get(i).map_or(-1.0, |row| row[at])).collect()
+        };
+        let corners = |rows: &[Vec<f64>], count: usize| -> Vec<f64> {
+            (0..count).flat_map(|i| rows.get(i).map_or(vec![0.0; 4], |row| row[..4].to_vec())).collect()
+        };
+        let batches: Vec<Vec<HostTensor>> = images
+            .chunks(2)
+            .map(|chunk| {
+                let [d, t] = ["detections", "truths"]
+                    .map(|key| chunk.iter().map(|image| rows(image, key)).collect::<Vec<_>>());
+                let of = |all: &[Vec<Vec<f64>>], count, at| -> Vec<f64> {
+                    all.iter().flat_map(|rows| column(rows, count, at)).collect()
+                };
+                let boxes = |all: &[Vec<Vec<f64>>], count| -> Vec<f64> {
+                    all.iter().flat_map(|rows| corners(rows, count)).collect()
+                };
+                let n = chunk.len();
+                let floats = |sizes: &[usize], values: Vec<f64>| {
+                    HostTensor::from_f64(DType::F64, sizes.to_vec(), &values).expect("values")
+                };
+                let classes = |sizes: &[usize], values: Vec<f64>| {
+                    HostTensor::from_f64(DType::I32, sizes.to_vec(), &values).expect("values")
+                };
+                vec![
+                    floats(&[n, found, 4], boxes(&d, found)),
+                    floats(&[n, found], of(&d, found, 5)),
+                    classes(&[n, found], of(&d, found, 4)),
+                    floats(&[n, given, 4], boxes(&t, given)),
+                    classes(&[n, given], of(&t, given, 4)),
+                    classes(&[n, given], of(&t, given, 5)),
+                    floats(&[n, given], of(&t, given, 6)),
+                ]
+            })
+            .collect();
+        let spec = |name: &str, dtype, last: &[usize]| {
+            let dims: Vec<Option<usize>> = [None].into_iter().chain(last.iter().map(|&n| Some(n))).collect();
+            TensorSpec::new(name, dtype, dims)
+        };
+        let specs = [
+            spec("detected_boxes", DType::F64, &[found, 4]),
+            spec("detected_scores", DType::F64, &[found]),
+            spec("detected_classes", DType::I32, &[found]),
+            spec("boxes", DType::F64, &[given, 4]),
+            spec("kinds", DType::I32, &[given]),
+            spec("crowd", DType::I32, &[given]),
+            spec("area", DType::F64, &[given]),
+        ];
+        let limits: Vec<usize> = row(&case["max_detections"]).iter().map(|&n| n as usize).collect();
+        let metric = MeanAveragePrecision::new()
+            .ground_truth("boxes", "kinds")
+            .crowd("crowd")
+            .area("area")
+            .max_detections(limits.try_into().expect("three limits"))
+            .prefix("");
+        let names = metric.names();
+        for towers in [1, 2] {
+            let found = statistics(&specs, batches.clone(), vec![Box::new(metric.clone())], towers)?;
+            for (name, expected) in names.iter().zip(row(&case["stats"])) {
+                let value = found[name];
+                let equal = if expected == -1.0 { value.is_nan() } else { (value - expected).abs() < 1e-12 };
+                assert!(equal, "case {number}, {towers} towers: {name} is {value}, not {expected}");
+            }
+        }
+    }
+    Ok(())
 }

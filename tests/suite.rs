@@ -9,6 +9,7 @@ mod doc_aliases;
 #[cfg(feature = "cli")]
 mod dqn;
 mod examples;
+mod faster_rcnn;
 mod folded_models;
 mod forks;
 mod fusion;

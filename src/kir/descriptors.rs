@@ -263,6 +263,24 @@ impl Argsort {
     }
 }
 
+/// Greedy non-maximum suppression. The input has, for each list of boxes in order of preference, a
+/// matrix of booleans: element `[i, j]` says whether box `i` suppresses box `j`. Only elements with
+/// `i < j` are used. A box is kept if no kept box before it suppresses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Nms {
+    /// Number of lists.
+    pub rows: usize,
+    /// Boxes per list.
+    pub len: usize,
+}
+
+impl Nms {
+    /// Checks that no product of the sizes overflows.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_extent("suppression", &[self.rows, self.len, self.len])
+    }
+}
+
 /// An f64 attribute, compared by its bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FloatBits(u64);

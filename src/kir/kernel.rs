@@ -1,7 +1,7 @@
 //! The kinds of kernels.
 
 use super::{
-    Argsort, Attention, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Pool, ReduceKind, Shards, View,
+    Argsort, Attention, Conv2d, Cumsum, Expr, GatherScatter, MatMul, Nms, Pool, ReduceKind, Shards, View,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -256,6 +256,13 @@ pub enum Kernel {
         /// The input.
         input: View,
     },
+    /// Which boxes greedy non-maximum suppression keeps (bool), from a dense tensor of booleans.
+    Nms {
+        /// The sizes.
+        nms: Nms,
+        /// The input.
+        input: View,
+    },
     /// Uniform random numbers in `[0, 1)`.
     Random {
         /// The name of the stream: the op's name without the tower's prefix.
@@ -361,7 +368,8 @@ impl Kernel {
             | Kernel::ReduceScatter { input, .. }
             | Kernel::Shard { input, .. }
             | Kernel::Cumsum { input, .. }
-            | Kernel::Argsort { input, .. } => {
+            | Kernel::Argsort { input, .. }
+            | Kernel::Nms { input, .. } => {
                 vec![input]
             }
             Kernel::Random { .. } => Vec::new(),
@@ -387,7 +395,8 @@ impl Kernel {
             | Kernel::ReduceScatter { input, .. }
             | Kernel::Shard { input, .. }
             | Kernel::Cumsum { input, .. }
-            | Kernel::Argsort { input, .. } => vec![input],
+            | Kernel::Argsort { input, .. }
+            | Kernel::Nms { input, .. } => vec![input],
             Kernel::Random { .. } => Vec::new(),
         }
     }
@@ -421,6 +430,7 @@ impl Kernel {
             Kernel::Gather { kind: GatherKind::NonZero, .. } => "check-nonzero",
             Kernel::Cumsum { .. } => "cumsum",
             Kernel::Argsort { .. } => "argsort",
+            Kernel::Nms { .. } => "nms",
             Kernel::Random { .. } => "random",
             Kernel::AllReduce { .. } => "all-reduce",
             Kernel::ReduceScatter { .. } => "reduce-scatter",

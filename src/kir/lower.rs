@@ -2,8 +2,8 @@
 
 use super::{
     Argsort, Attention, AttentionKind, BufferKind, Class, ContractKind, Cumsum, CustomKernel, Expr,
-    ExprBuilder, GatherKind, GatherScatter, Kernel, KernelNode, MapBody, Origin, Pool, PoolKind, Program,
-    ReduceKind, Reg, View,
+    ExprBuilder, GatherKind, GatherScatter, Kernel, KernelNode, MapBody, Nms, Origin, Pool, PoolKind,
+    Program, ReduceKind, Reg, View,
 };
 use std::sync::Arc;
 use tensorpack_tensor::{DType, HostTensor};
@@ -281,6 +281,13 @@ impl LowerCx<'_> {
         let (dtype, sizes) = self.outputs[0].clone();
         let input = self.dense(input);
         self.one(Kernel::Argsort { argsort, input }, dtype, sizes)
+    }
+
+    /// Emits greedy non-maximum suppression for output 0.
+    pub fn nms(&mut self, nms: Nms, input: &View) -> View {
+        let (dtype, sizes) = self.outputs[0].clone();
+        let input = self.dense(input);
+        self.one(Kernel::Nms { nms, input }, dtype, sizes)
     }
 
     /// Emits uniform random numbers of output 0's type and these sizes, drawn from the stream of

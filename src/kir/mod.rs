@@ -15,7 +15,7 @@ mod shards;
 mod validate;
 mod view;
 
-pub use descriptors::{Argsort, Attention, Conv2d, Cumsum, FloatBits, GatherScatter, MatMul, Pool};
+pub use descriptors::{Argsort, Attention, Conv2d, Cumsum, FloatBits, GatherScatter, MatMul, Nms, Pool};
 pub use expr_builder::ExprBuilder;
 pub use kernel::{
     AttentionKind, ContractKind, CustomKernel, Epilogue, GatherKind, Kernel, MapBody, PoolKind,

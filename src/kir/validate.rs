@@ -286,6 +286,14 @@ fn kernel(kernel: &Kernel, outputs: &[&Buffer]) -> Result<()> {
             dense("the input", input, argsort.rows * argsort.len)?;
             require_len("the output", out.len(), argsort.rows * argsort.take)
         }
+        Kernel::Nms { nms, input } => {
+            let out = one(outputs)?;
+            nms.check()?;
+            require_dtype("the input", input.dtype, &[DType::Bool])?;
+            require_dtype("the output", out.dtype, &[DType::Bool])?;
+            dense("the input", input, nms.rows * nms.len * nms.len)?;
+            require_len("the output", out.len(), nms.rows * nms.len)
+        }
         Kernel::Random { .. } => require_dtype("the output", one(outputs)?.dtype, &[DType::F32, DType::F64]),
         Kernel::AllReduce { input, .. } => {
             let out = one(outputs)?;

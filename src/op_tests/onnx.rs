@@ -11,9 +11,10 @@ use std::path::Path;
 use std::process::Command;
 use tensorpack_tensor::{ErrorKind, HostTensor};
 
-/// The cases that have no ONNX form: dropout, loops, and a sum over unknown dims, which is a gradient.
+/// The cases that have no ONNX form: dropout, loops, suppression by given overlaps, and a sum over
+/// unknown dims, which is a gradient.
 const WITHOUT_FORM: &[&str] =
-    &["Attention with drawn dropout", "Attention with dropout", "CtcLoss", "Scan", "SumLike", "While"];
+    &["Attention with drawn dropout", "Attention with dropout", "CtcLoss", "Nms", "Scan", "SumLike", "While"];
 /// The cases whose outputs are random.
 const RANDOM: &[&str] = &["Dropout", "Random"];
 

@@ -16,6 +16,39 @@ pub enum Padding {
     Explicit([[usize; 2]; 2]),
 }
 
+/// The zero padding around a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum Padding3d {
+    /// Makes the output as large as the input divided by the stride, rounded up; an odd zero goes
+    /// after.
+    #[default]
+    Same,
+    /// No padding.
+    Valid,
+    /// Zeros before and after, for depth, height and width.
+    Explicit([[usize; 2]; 3]),
+}
+
+impl Padding3d {
+    /// Returns the padding of images whose rows are the depth, one pixel wide.
+    pub(super) fn depth(self) -> Padding {
+        match self {
+            Padding3d::Same => Padding::Same,
+            Padding3d::Valid => Padding::Valid,
+            Padding3d::Explicit([depth, ..]) => Padding::Explicit([depth, [0, 0]]),
+        }
+    }
+
+    /// Returns the padding of height and width.
+    pub(super) fn image(self) -> Padding {
+        match self {
+            Padding3d::Same => Padding::Same,
+            Padding3d::Valid => Padding::Valid,
+            Padding3d::Explicit([_, height, width]) => Padding::Explicit([height, width]),
+        }
+    }
+}
+
 /// Stride, dilation and padding of a sliding window, for convolution and pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Window {
@@ -136,6 +169,24 @@ impl Window {
 pub(super) mod tests {
     use super::*;
     use crate::op_cases::*;
+
+    /// Draws sizes and a padding under which a window of `reach` fits a volume.
+    pub(in crate::ops) fn draw_volume(draw: &mut Draw<'_>, reach: [usize; 3]) -> ([usize; 3], Padding3d) {
+        let mut n = [0; 3].map(|_| draw.between(1, 4));
+        let padding = match draw.below(3) {
+            0 => Padding3d::Valid,
+            1 => Padding3d::Same,
+            _ => Padding3d::Explicit(reach.map(|k| [0; 2].map(|_| draw.below(k.min(3))))),
+        };
+        for i in 0..3 {
+            n[i] = match padding {
+                Padding3d::Same => n[i],
+                Padding3d::Valid => n[i].max(reach[i]),
+                Padding3d::Explicit(p) => n[i].max(reach[i].saturating_sub(p[i][0] + p[i][1])),
+            };
+        }
+        (n, padding)
+    }
 
     /// Draws a padding under which a window of `reach` fits an image of `n`; enlarges the image if
     /// necessary.

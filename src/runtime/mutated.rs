@@ -155,6 +155,7 @@ impl Choices {
             },
             Kernel::Cumsum { cumsum: c, .. } => self.change_one(vec![&mut c.outer, &mut c.len, &mut c.inner]),
             Kernel::Argsort { argsort: a, .. } => self.change_one(vec![&mut a.rows, &mut a.len, &mut a.take]),
+            Kernel::Nms { nms, .. } => self.change_one(vec![&mut nms.rows, &mut nms.len]),
             Kernel::Attention { attention: a, inputs, .. } => match self.below(8) {
                 0 => drop(inputs.pop()),
                 1 => a.mask ^= true,

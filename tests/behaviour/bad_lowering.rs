@@ -4,7 +4,7 @@
 use tensorpack::graph::{GradCx, Graph, OpDef, Spec, Tensor, TensorSpec};
 use tensorpack::kir::{
     Argsort, Binary, BufferId, Class, ContractKind, Conv2d, Cumsum, GatherKind, GatherScatter, LowerCx,
-    MatMul, Pool, PoolKind, ReduceKind, View,
+    MatMul, Nms, Pool, PoolKind, ReduceKind, View,
 };
 use tensorpack::runtime::{Session, SessionOptions};
 use tensorpack::{DType, ErrorKind, HostTensor, Result};
@@ -399,6 +399,15 @@ const CASES: &[Case] = &[
         name: "an argsort whose indices are not i64",
         output: SAME,
         lower: |cx| argsort(cx, 2, 3, 3),
+        kind: ErrorKind::DType,
+    },
+    Case {
+        name: "a suppression of floats",
+        output: (DType::Bool, &[2]),
+        lower: |cx| {
+            let x = cx.input(0);
+            cx.nms(Nms { rows: 1, len: 2 }, &x)
+        },
         kind: ErrorKind::DType,
     },
     Case {

@@ -84,6 +84,15 @@ def conv1d(attrs, v, x):
     return y.transpose(1, 2)
 
 
+def conv3d(attrs, v, x):
+    x, w = x.permute(0, 4, 1, 2, 3), v["W"].permute(4, 3, 0, 1, 2)
+    stride, dilation = [attrs.get("stride", 1)] * 3, [attrs.get("dilation", 1)] * 3
+    pairs = same_or_given("SAME", x.shape[2:], w.shape[2:], stride, dilation)
+    around = [n for pair in reversed(pairs) for n in pair]
+    y = F.conv3d(F.pad(x, around), w, v["b"], stride, 0, dilation, attrs.get("groups", 1))
+    return y.permute(0, 2, 3, 4, 1)
+
+
 def batch_norm(attrs, v, x):
     """Returns the result; the running statistics in `v` become what they are after the step."""
     x, keep = to_nchw(attrs, x), attrs["momentum"]
@@ -183,8 +192,8 @@ def global_max_pool(attrs, v, x):
 
 
 LAYERS = {f.__name__: f for f in (
-    linear, conv2d, conv2d_transpose, conv1d, batch_norm, layer_norm, instance_norm, group_norm, embedding, lstm, gru,
-    attention, prelu, maxout, unpool, global_max_pool)}
+    linear, conv2d, conv2d_transpose, conv1d, conv3d, batch_norm, layer_norm, instance_norm, group_norm, embedding, lstm,
+    gru, attention, prelu, maxout, unpool, global_max_pool)}
 
 
 # ---------------------------------------------------------------- cases
@@ -257,6 +266,12 @@ def layer_cases():
                               ("causal", {"causal": True, "dilation": 2}, (3, 2, 4), (2, 6, 2)),
                               ("groups", {"groups": 2}, (3, 2, 4), (2, 5, 4))):
         yield (f"conv1d_{name}", "conv1d", attrs, lambda s, w=w: {"W": s.normal(*w), "b": s.normal(w[-1])},
+               lambda s, x=x: [s.normal(*x)])
+
+    for name, attrs, w, x in (("same", {"stride": 2}, (3, 2, 3, 3, 2), (2, 4, 3, 5, 3)),
+                              ("dilated", {"dilation": 2}, (2, 2, 1, 2, 3), (1, 4, 4, 3, 2)),
+                              ("groups", {"groups": 2}, (2, 3, 2, 2, 4), (2, 3, 3, 4, 4))):
+        yield (f"conv3d_{name}", "conv3d", attrs, lambda s, w=w: {"W": s.normal(*w), "b": s.normal(w[-1])},
                lambda s, x=x: [s.normal(*x)])
 
     for name, more, x, parts in (("matrix", {}, (6, 4), "gb"), ("images", {}, (3, 2, 3, 4), "gb"),

@@ -59,7 +59,52 @@ def crop_and_resize(attrs, x, boxes, index):
     return nhwc(torch.cat(crops))
 
 
+def ncdhw(x):
+    return x.permute(0, 4, 1, 2, 3)
+
+
+def ndhwc(x):
+    return x.permute(0, 2, 3, 4, 1)
+
+
+def conv3d(attrs, x, w):
+    """Pads are before and after depth, height and width."""
+    around = [n for pair in reversed(attrs["pads"]) for n in pair]
+    y = F.conv3d(F.pad(ncdhw(x), around), w.permute(4, 3, 0, 1, 2), None, attrs["stride"], 0, attrs["dilation"],
+                 attrs["groups"])
+    return ndhwc(y)
+
+
+def max_pool3d(attrs, x):
+    return ndhwc(F.max_pool3d(ncdhw(x), attrs["window"], attrs["stride"], attrs["pad"]))
+
+
+def average_pool3d(attrs, x):
+    return ndhwc(F.avg_pool3d(ncdhw(x), attrs["window"], attrs["stride"], attrs["pad"], count_include_pad=False))
+
+
+def nms(attrs, boxes):
+    """The boxes that are kept, then zeros. Scores and classes are attributes, because they have no gradient."""
+    scores = torch.tensor(attrs["scores"], dtype=F64)
+    if "classes" in attrs:
+        # Each class by itself, without the offsets that keep classes apart only up to rounding.
+        classes = torch.tensor(attrs["classes"])
+        kept = torchvision.ops.boxes._batched_nms_vanilla(boxes.detach(), scores, classes, attrs["iou_threshold"])
+        # The documented order of equal scores: the first comes first.
+        kept = kept[torch.sort(kept)[1]]
+        kept = kept[torch.sort(scores[kept], descending=True, stable=True)[1]]
+    else:
+        kept = torchvision.ops.nms(boxes.detach(), scores, attrs["iou_threshold"])
+    kept = kept[: attrs["max_outputs"]]
+    zeros = torch.zeros(attrs["max_outputs"] - len(kept), 4, dtype=F64)
+    return torch.cat([boxes[kept], zeros])
+
+
 OPS = {
+    "conv3d": conv3d,
+    "max_pool3d": max_pool3d,
+    "average_pool3d": average_pool3d,
+    "nms": nms,
     "resize_bilinear_aligned": resize_bilinear_aligned,
     "grid_sample": grid_sample,
     "roi_align": roi_align,
@@ -105,6 +150,26 @@ def cases():
     for tag, weights in (("ones", [1.0, 1.0, 1.0, 1.0]), ("head", [10.0, 10.0, 5.0, 5.0])):
         yield case(tag, "encode_boxes", lambda s: [boxes(s, 5), boxes(s, 5)], weights=weights)
         yield case(tag, "decode_boxes", lambda s: [s.normal(5, 4, scale=3.0), boxes(s, 5)], weights=weights)
+    for tag, kernel, groups, attrs in (
+            ("plain", (2, 3, 2), 1, {}), ("strided", (3, 2, 3), 1, {"stride": [2, 1, 2]}),
+            ("dilated", (2, 2, 2), 1, {"dilation": [2, 1, 2]}), ("padded", (3, 3, 3), 1, {"pads": [[1, 1], [0, 2], [1, 0]]}),
+            ("grouped", (2, 2, 1), 2, {"stride": [1, 2, 1], "pads": [[1, 0], [0, 0], [0, 0]]}),
+            ("depthwise", (2, 2, 2), 4, {})):
+        attrs = {"stride": [1, 1, 1], "dilation": [1, 1, 1], "pads": [[0, 0]] * 3, "groups": groups, **attrs}
+        yield case(tag, "conv3d", lambda s: [s.normal(2, 4, 4, 3, 4), s.normal(*kernel, 4 // groups, 4)], **attrs)
+    for op in ("max_pool3d", "average_pool3d"):
+        for tag, window, stride, pad in (("plain", [2, 2, 2], [2, 2, 2], [0, 0, 0]),
+                                         ("overlapping", [3, 2, 3], [1, 2, 1], [1, 1, 0])):
+            yield case(tag, op, lambda s: [s.distinct(2, 4, 5, 4, 2)], window=window, stride=stride, pad=pad)
+    for tag, count, threshold, outputs in (("few", 12, 0.5, 20), ("many", 60, 0.3, 40), ("cut", 60, 0.7, 10)):
+        for classes in (1, 3):
+            source = Source(f"nms_scores_{tag}_{classes}")
+            # Equal scores too.
+            attrs = {"scores": (source.uniform(count, low=0.0, high=1.0) * 16).round().div(16).tolist()}
+            if classes > 1:
+                attrs["classes"] = source.labels(count, classes).tolist()
+            yield case(f"{tag}_{classes}", "nms", lambda s: [boxes(s, count)], iou_threshold=threshold,
+                       max_outputs=outputs, **attrs)
 
 
 def main():

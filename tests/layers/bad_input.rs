@@ -5,7 +5,7 @@ use tensorpack::prelude::*;
 type Apply = fn(&TowerContext, &Tensor);
 
 /// Every layer, with valid and with invalid settings.
-const LAYERS: [(&str, Apply); 38] = [
+const LAYERS: [(&str, Apply); 40] = [
     ("Linear", |t, x| drop(Linear::new(3).apply(t, "layer", x))),
     ("Linear with nothing", |t, x| drop(Linear::new(0).last_axis().apply(t, "layer", x))),
     ("Conv2d", |t, x| drop(Conv2d::new(4, 3).layout(Layout::Nchw).apply(t, "layer", x))),
@@ -29,6 +29,8 @@ const LAYERS: [(&str, Apply); 38] = [
     ("Conv2dTranspose very large", |t, x| {
         drop(Conv2dTranspose::new(4, 3).stride(usize::MAX).apply(t, "layer", x))
     }),
+    ("Conv3d", |t, x| drop(Conv3d::new(4, 3).apply(t, "layer", x))),
+    ("Conv3d in 3 groups", |t, x| drop(Conv3d::new(4, 3).groups(3).apply(t, "layer", x))),
     ("Conv1d", |t, x| drop(Conv1d::new(4, 3).causal().apply(t, "layer", x))),
     ("Conv1d very far", |t, x| drop(Conv1d::new(4, 3).causal().dilation(usize::MAX).apply(t, "layer", x))),
     ("Conv1d in 3 groups", |t, x| drop(Conv1d::new(4, 3).groups(3).apply(t, "layer", x))),

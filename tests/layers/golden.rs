@@ -139,6 +139,12 @@ fn apply(case: &Value, t: &TowerContext, x: &[Tensor]) -> Vec<Tensor> {
             let layer = when(layer, a.size("groups"), Conv1d::groups);
             when(layer, yes("causal"), |l, ()| l.causal()).apply(t, "layer", &x[0])
         }
+        "conv3d" => {
+            let layer = Conv3d::new(filter()[4], 1).kernel(filter()[0], filter()[1], filter()[2]);
+            let layer = when(layer, a.size("stride"), Conv3d::stride);
+            let layer = when(layer, a.size("dilation"), Conv3d::dilation);
+            when(layer, a.size("groups"), Conv3d::groups).apply(t, "layer", &x[0])
+        }
         "batch_norm" => {
             let layer = when(BatchNorm::new(), a.number("momentum"), BatchNorm::momentum).layout(a.layout());
             let layer = when(layer, a.number("epsilon"), BatchNorm::epsilon);

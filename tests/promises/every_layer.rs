@@ -35,10 +35,11 @@ const fn differs_in_inference(layer: Layer) -> Layer {
 const FEATURES: &[usize] = &[4, 6];
 const SEQUENCE: &[usize] = &[2, 3, 4];
 const IMAGE: &[usize] = &[2, 5, 5, 4];
+const VOLUME: &[usize] = &[2, 3, 5, 5, 4];
 
 const ATTENTION: &[&str] = &["query/W", "query/b", "key/W", "value/W", "value/b", "out/W", "out/b"];
 
-const LAYERS: [Layer; 19] = [
+const LAYERS: [Layer; 20] = [
     differs_in_inference(layer(
         "BatchNorm",
         FEATURES,
@@ -51,6 +52,7 @@ const LAYERS: [Layer; 19] = [
         &["gamma", "beta", "mean/EMA", "variance/EMA"],
         |t, x| BatchRenorm::new(2.0, 1.0).apply(t, "layer", x),
     )),
+    layer("Conv3d", VOLUME, &["W", "b"], |t, x| Conv3d::new(3, 3).apply(t, "layer", x)),
     layer("Conv1d", SEQUENCE, &["W", "b"], |t, x| Conv1d::new(3, 3).apply(t, "layer", x)),
     layer("Conv2d", IMAGE, &["W", "b"], |t, x| Conv2d::new(3, 3).apply(t, "layer", x)),
     layer("Conv2dTranspose", IMAGE, &["W", "b"], |t, x| Conv2dTranspose::new(3, 3).apply(t, "layer", x)),

@@ -560,6 +560,17 @@ fn products() -> Vec<Row> {
             let l = d.between(1, 2);
             scaled(&[x, w], vec![int(l), int(k)], scale)
         };
+        Op "convolution in three dimensions" (x, w) [s: usize, l: usize, p: usize, g: usize]
+            => t.graph().stack(&[x, &(x * 0.5)], 1).conv3d(w, Conv3dOptions { stride: [s, 1, s], dilation: [l, 1, l], padding: Padding3d::Explicit([[p, p]; 3]), groups: g }); |d| {
+            let (x, c) = volume(d)?;
+            let divisors: Vec<usize> = (1..=c).filter(|g| c.is_multiple_of(*g)).collect();
+            let g = d.of(&divisors);
+            let (k, each) = (d.between(1, 2), d.between(1, 2));
+            let w = d.variable(&[k, 1, k, c / g, each * g]);
+            let scale = d.scale(x) * ((k * k * c / g) as f64).sqrt();
+            let values = vec![int(d.between(1, 2)), int(d.between(1, 2)), int(1), int(g)];
+            scaled(&[x, w], values, scale)
+        };
         Op "convolution" (x, w) [s: Vec<usize>, l: Vec<usize>, p: Padding, g: usize, o: Layout]
             => x.conv2d(w, Conv2dOptions { stride: [s[0], s[1]], dilation: [l[0], l[1]], padding: p, groups: g, layout: o }); |d| {
             let o = d.of(&[Layout::Nhwc, Layout::Nchw]);
@@ -588,6 +599,18 @@ fn products() -> Vec<Row> {
             scaled(&[x, w], vec![s, Value::Layout(o)], scale)
         };
     }
+}
+
+/// An image, of which rows make a volume, and its channels.
+fn volume(d: &mut Draw) -> Option<(Port, usize)> {
+    let x = d.ranked(4, |i| i.known[3] && i.len() > 0)?;
+    Some((x, d.sizes(x)[3]))
+}
+
+fn volume_pooled(d: &mut Draw) -> Option<Draft> {
+    let (x, _) = volume(d)?;
+    let sizes: Vec<i64> = (0..3).map(|_| d.between(1, 2) as i64).collect();
+    draft(&[x], vec![Value::Ints(sizes)])
 }
 
 fn strides(d: &mut Draw) -> Value {
@@ -705,6 +728,26 @@ fn images() -> Vec<Row> {
             let y = d.variable(&sizes);
             let s = d.scale(x) * 1.5;
             scaled(&[x, y], vec![], s)
+        };
+        Exact "max pool of volumes" (x) [n: Vec<usize>] => {
+                let options = Pool3dOptions { window: [n[0], n[1], n[2]], stride: [1, n[1], 1], padding: Padding3d::Same };
+                let volume = t.graph().stack(&[x, &(x * 0.5)], 1);
+                volume.max_pool3d_with(Pool3dOptions::cube(1)).max_pool3d(1).max_pool3d_with(options)
+            }; volume_pooled;
+        Op "average pool of volumes" (x) [n: Vec<usize>] => {
+                let options = Pool3dOptions { window: [n[0], n[1], n[2]], stride: [1, n[1], 1], padding: Padding3d::Same };
+                t.graph().stack(&[x, &(x * 0.5)], 1).average_pool3d(1).average_pool3d_with(options)
+            }; volume_pooled;
+        Exact "suppression of boxes" (x) [k: usize] => {
+                // Boxes on a coarse grid, whose overlap is never near the threshold.
+                let corner = x.graph().stack(&[x.iota_like(-1, float), x.iota_like(-1, float) * 0.0], -1);
+                let boxes = x.graph().concat(&[&corner, &(&corner + 2.0)], -1);
+                let options = NmsOptions { iou_threshold: 0.2, score_threshold: -9.0, max_outputs: k };
+                vec![boxes.nms(x, options), boxes.batched_nms(x, &x.iota_like(-1, DType::I32), options)]
+            }; |d| {
+            let x = d.float(|i| i.rank() == 2 && i.len() > 0)?;
+            let k = d.between(1, 4);
+            draft(&[x], vec![int(k)])
         };
         Exact "unpool with zeros" (x) [n: usize] => x.unpool_zeros(n); shrunk;
     }
@@ -868,6 +911,14 @@ fn layers() -> Vec<Row> {
         Layer "Conv1d, causal" (x) [n: usize, k: usize, i: Init] => Conv1d::new(n, k).causal().no_bias().init(i).relu().apply(t, name, x); |d| {
             let x = d.ranked(3, |i| i.known_last(1) && i.len() > 0)?;
             let values = vec![int(d.between(1, 4)), int(d.between(1, 3)), init(d)];
+            scaled(&[x], values, 1.5)
+        };
+        Layer "Conv3d" (x) [n: usize, k: usize, s: usize, g: usize, a: Activation]
+            => Conv3d::new(n * g, 1).kernel(k, 1, k).stride(s).groups(g).activation(a).apply(t, name, &t.graph().stack(&[x, &(x * 0.5)], 1)); |d| {
+            let (x, c) = volume(d)?;
+            let divisors: Vec<usize> = (1..=c).filter(|g| c.is_multiple_of(*g)).collect();
+            let g = d.of(&divisors);
+            let values = vec![int(d.between(1, 3)), int(d.between(1, 2)), int(d.between(1, 2)), int(g), activation(d)];
             scaled(&[x], values, 1.5)
         };
         Layer "Conv2d" (x) [n: usize, k: Vec<usize>, s: usize, l: usize, p: Padding, g: usize, o: Layout, b: bool, i: Init, a: Activation]

@@ -82,7 +82,7 @@
 //! - `reduce`: [`Reduce`], [`Cumsum`], and the check for NaN and infinity ([`all_finite`])
 //! - `pool`: max and average pooling ([`Pool`])
 //! - `copy`: [`Copy`](struct@Copy), [`Concat`], [`Pad`]
-//! - `gather`, `argsort`: [`GatherScatter`], [`Argsort`]
+//! - `gather`, `argsort`, `nms`: [`GatherScatter`], [`Argsort`], [`Nms`]
 //! - `random`: uniform random numbers ([`Random`])
 //! - `attention`: attention and its gradient without stored scores ([`Attention`])
 //! - `team`: the thread team that runs chunks ([`Team`])
@@ -109,6 +109,7 @@ mod pool;
 mod copy;
 mod gather;
 mod argsort;
+mod nms;
 mod random;
 mod attention;
 mod sizes;
@@ -124,6 +125,7 @@ pub use copy::{Concat, Copy, Pad};
 pub use elementwise::{Map, Operand};
 pub use gather::GatherScatter;
 pub use gemm::{Bias, Block, Contract, FilterPacking, MatMul, Operands};
+pub use nms::Nms;
 pub use pool::Pool;
 pub use random::Random;
 pub use reduce::{Cumsum, Extremes, Reduce, ReduceKind, all_finite, extremes};

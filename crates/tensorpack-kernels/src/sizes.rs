@@ -9,7 +9,7 @@
 //! empty spaces themselves.
 
 use crate::conv::Conv2d;
-use crate::{Argsort, Cumsum, GatherScatter, MatMul, Pool};
+use crate::{Argsort, Cumsum, GatherScatter, MatMul, Nms, Pool};
 use tensorpack_tensor::{AxisWindows, Error, Result, check_extent, check_positive};
 
 impl MatMul {
@@ -138,6 +138,13 @@ impl Argsort {
             )));
         }
         check_extent("rows", &[self.rows, self.len])
+    }
+}
+
+impl Nms {
+    /// Checks that no product of the sizes overflows.
+    pub fn check(&self) -> Result<()> {
+        check_extent("suppression", &[self.rows, self.len, self.len])
     }
 }
 

@@ -197,6 +197,11 @@ impl CompiledKernel {
                 argsort.check()?;
                 CompiledKernel::Rows(RowKernel::Argsort { argsort, dtype: input.dtype })
             }
+            Kernel::Nms { nms, .. } => {
+                let nms = kernel_selection::nms(nms);
+                nms.check()?;
+                CompiledKernel::Rows(RowKernel::Nms(nms))
+            }
             Kernel::Random { stream, first, .. } => {
                 let out = program.buffer(node.outputs[0]);
                 let kernel = kernels::Random::new(out.len(), out.dtype);

@@ -136,6 +136,11 @@ pub(super) fn argsort(argsort: &kir::Argsort) -> kernels::Argsort {
     }
 }
 
+/// Returns the kernel of non-maximum suppression.
+pub(super) fn nms(nms: &kir::Nms) -> kernels::Nms {
+    kernels::Nms { rows: nms.rows, len: nms.len }
+}
+
 /// Returns the kernel of attention; `inputs` are its operands.
 pub(super) fn attention(
     kind: kir::AttentionKind,

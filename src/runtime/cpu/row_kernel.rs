@@ -1,10 +1,10 @@
-//! Kernels over whole rows: concat, gather, cumsum and argsort.
+//! Kernels over whole rows: concat, gather, cumsum, argsort and non-maximum suppression.
 
 use super::compiled_kernel::Memory;
 use crate::kir::{GatherKind, View};
 use crate::runtime::value_errors::{division_by_zero, index_out_of_range};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tensorpack_kernels::{Argsort, Concat, Cumsum, GatherScatter, Team};
+use tensorpack_kernels::{Argsort, Concat, Cumsum, GatherScatter, Nms, Team};
 use tensorpack_tensor::{DType, Result};
 
 /// A kernel over whole rows.
@@ -14,6 +14,7 @@ pub(super) enum RowKernel {
     Gather { kind: GatherKind, gather: GatherScatter, dtype: DType },
     Cumsum { cumsum: Cumsum, dtype: DType },
     Argsort { argsort: Argsort, dtype: DType },
+    Nms(Nms),
 }
 
 impl RowKernel {
@@ -29,6 +30,7 @@ impl RowKernel {
             RowKernel::Gather { .. } => "gather",
             RowKernel::Cumsum { .. } => "cumsum",
             RowKernel::Argsort { .. } => "argsort",
+            RowKernel::Nms(_) => "nms",
         }
     }
 
@@ -88,6 +90,10 @@ impl RowKernel {
             RowKernel::Argsort { argsort, dtype } => team.run(argsort.chunks(), &|chunk, member| {
                 // SAFETY: as above; the scratch memory is aligned for any type.
                 unsafe { argsort.run(*dtype, chunk, m.read(0), m.write(0).cast(), m.scratch(member)) }
+            }),
+            RowKernel::Nms(nms) => team.run(nms.chunks(), &|chunk, _| {
+                // SAFETY: as above.
+                unsafe { nms.run(chunk, m.read(0), m.write(0)) }
             }),
         }
         Ok(())

@@ -27,6 +27,7 @@ mod launch;
 mod module;
 mod narrow;
 mod nccl_flags;
+mod nms;
 mod peer_watch;
 mod platform;
 mod pool;

@@ -6,7 +6,7 @@ use super::random::{self, Key, Offset};
 use super::spmd::{Part, SpmdProgram};
 use super::stablehlo::{Element, Materialize, Value, Writer, tensor_type};
 use super::steps_loop::StepsPerLaunch;
-use super::{attention, collectives, cumsum, expr, narrow, pool, reduce, sort, view};
+use super::{attention, collectives, cumsum, expr, narrow, nms, pool, reduce, sort, view};
 use crate::graph::split_tower;
 use crate::kir::{
     self, BufferId, BufferKind, ContractKind, GatherKind, Kernel, KernelNode, OnOverflow, Origin, Program,
@@ -450,6 +450,10 @@ impl<'a> ModuleWriter<'a> {
             Kernel::Argsort { argsort, input } => {
                 let input = self.read(input);
                 vec![sort::argsort(&mut self.w, argsort, &input)]
+            }
+            Kernel::Nms { nms, input } => {
+                let input = self.read(input);
+                vec![nms::nms(&mut self.w, nms, &input)]
             }
             Kernel::Random { stream, first, .. } => {
                 let mut key = self.key.clone().expect("a program that draws has a key");
