@@ -53,12 +53,16 @@ impl Model for Classifier {
             |t| {
                 let norm = BatchNorm::new().relu();
                 LinearWrap::new(t, &image.expand_dims(3))
-                    .layer("conv0", Conv2d::new(16, 3).stride(2))
+                    .layer("conv0", Conv2d::new(16, 3))
                     .layer("bn0", norm.clone())
-                    .layer("conv1", Conv2d::new(32, 3).stride(2))
+                    .apply(|x| x.max_pool(2))
+                    .layer("conv1", Conv2d::new(32, 3))
                     .layer("bn1", norm.clone())
-                    .layer("conv2", Conv2d::new(64, 3))
-                    .layer("bn2", norm)
+                    .apply(|x| x.max_pool(2))
+                    .layer("conv2", Conv2d::new(48, 5))
+                    .layer("bn2", norm.clone())
+                    .layer("conv3", Conv2d::new(48, 3))
+                    .layer("bn3", norm)
                     .tensor()
             },
         );

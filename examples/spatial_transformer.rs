@@ -105,11 +105,11 @@ impl Model for Classifier {
     }
 }
 
-/// Draws a digit that is rotated by up to 90 degrees, scaled by 0.7 to 1.2 and shifted, but whole.
+/// Draws a digit that is rotated by up to 60 degrees, scaled by 0.7 to 1.2 and shifted, but whole.
 fn distorted(source: &Digits, index: u64, rng: &mut SampleRng) -> Result<Sample> {
     let mut digit = source.get(index)?;
     let pixels = digit[0].as_slice::<f32>()?;
-    let (sin, cos) = rng.uniform_range(-90f64, 90.0).to_radians().sin_cos();
+    let (sin, cos) = rng.uniform_range(-60f64, 60.0).to_radians().sin_cos();
     let scale = rng.uniform_range(0.7, 1.2);
     let (side, half) = (DIGIT as f64, 0.5 * DIGIT as f64);
     // A digit's strokes are in the middle 20 pixels.

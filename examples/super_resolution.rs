@@ -18,7 +18,7 @@ use tensorpack::train::{TrainArgs, Trained};
 /// The side of an image, and of a small one.
 const SIDE: usize = 32;
 const SMALL: usize = 16;
-const STEPS: u64 = 200;
+const STEPS: u64 = 500;
 const BATCH: usize = 64;
 const TEST: u64 = 1000;
 /// Images in the picture.
@@ -43,13 +43,14 @@ impl Model for Espcn {
         let image = image.cast(DType::F32) * (1.0 / 255.0);
         let small = image.average_pool(2).named("small");
         let parts = t.argscope(
-            |conv: Conv2d| conv.activation(Activation::Tanh).init(Init::xavier()),
+            |conv: Conv2d| conv.relu(),
             |t| {
                 LinearWrap::new(t, &small)
                     .layer("conv0", Conv2d::new(64, 5))
                     .layer("conv1", Conv2d::new(32, 3))
+                    .layer("conv2", Conv2d::new(32, 3))
                     // Four pixels of three channels for each pixel of the small image.
-                    .layer("conv2", Conv2d::new(12, 3).activation(Activation::Identity))
+                    .layer("conv3", Conv2d::new(12, 3).activation(Activation::Identity).init(Init::Normal(0.0, 1e-3)))
                     .tensor()
             },
         );
