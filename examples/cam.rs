@@ -3,10 +3,9 @@
 //! digit is; its maps show it.
 //!
 //! `cargo run --release --example cam` draws scenes of MNIST, or of generated digits if that cannot be
-//! downloaded, and trains for 5 epochs of 200 steps. It then draws maps of test scenes to `maps.png` in
-//! its directory, and counts how often the largest value of the map of the predicted class is inside the
-//! digit's 28x28 pixels, which are a fifth of the scene. With `--assert` it needs MNIST and fails below
-//! 90 %.
+//! downloaded, and trains for 5 epochs of 200 steps. Then it looks at 500 test scenes with two digits, and
+//! counts how often the map of a digit's class has its largest value inside that digit. With `--assert` it
+//! needs MNIST and fails below 75 %. It draws scenes, maps and saliency to `maps.png` in its directory.
 
 mod digits;
 mod pictures;
@@ -26,11 +25,13 @@ const FRAGMENTS: usize = 8;
 const STRIDE: usize = 4;
 const STEPS: u64 = 200;
 const BATCH: usize = 64;
+/// Test scenes with one digit, and with two.
 const TEST: u64 = 1000;
+const PAIRS: u64 = 500;
 /// Scenes in the picture.
 const DRAWN: usize = 8;
-/// The smallest share of maps with their largest value in the digit that `--assert` accepts.
-const TARGET: f64 = 0.9;
+/// The smallest share of maps with their largest value in their digit that `--assert` accepts.
+const TARGET: f64 = 0.75;
 
 #[derive(Inputs)]
 struct Batch {
@@ -68,12 +69,11 @@ impl Model for Classifier {
         );
         // The last layer is linear, so the mean of its values at all positions is its value for the mean
         // of the features: the maps add up to the logits.
-        let maps = Linear::new(10).no_bias().last_axis().apply(t, "fc", &features);
+        let maps = Linear::new(10).no_bias().last_axis().apply(t, "fc", &features).named("maps");
         let logits = maps.mean_axes(&[1, 2]);
         let predicted = logits.argmax(-1);
         if !t.is_training() {
             let chosen = predicted.one_hot(10, DType::F32);
-            (&maps * chosen.expand_dims(1).expand_dims(1)).sum_axes(&[3]).named("map");
             (&logits * chosen).sum().gradient(&image).abs().named("saliency");
         }
         let cost = logits.sparse_softmax_cross_entropy(&label).mean().named("cross_entropy_loss");
@@ -88,9 +88,14 @@ impl Model for Classifier {
     }
 }
 
-/// Draws a scene: a digit, and fragments of others outside of it. Returns the image, the class, and the
-/// left and upper edge of the digit.
-fn scene(source: &Digits, rng: &mut SampleRng) -> Result<Sample> {
+/// A digit in a scene: its class, and its left and upper edge.
+struct Placed {
+    class: usize,
+    corner: [usize; 2],
+}
+
+/// Draws a scene of this many digits of different classes, and of fragments outside of them.
+fn scene(source: &Digits, count: usize, rng: &mut SampleRng) -> Result<(HostTensor, Vec<Placed>)> {
     let mut pixels = vec![0f32; SCENE * SCENE];
     let mut paste = |digit: &[f32], from: [usize; 2], to: [usize; 2], side: usize| {
         for y in 0..side {
@@ -99,82 +104,96 @@ fn scene(source: &Digits, rng: &mut SampleRng) -> Result<Sample> {
             line.iter_mut().zip(row).for_each(|(to, from)| *to = to.max(*from));
         }
     };
-    let within = |rng: &mut SampleRng, room: usize| [0; 2].map(|_| rng.below(room as u64 + 1) as usize);
-    let corner = within(rng, SCENE - DIGIT);
-    let digit = source.get(rng.below(source.len()))?;
-    paste(digit[0].as_slice()?, [0; 2], corner, DIGIT);
-    let mut left = FRAGMENTS;
-    while left > 0 {
-        let to = within(rng, SCENE - FRAGMENT);
-        let apart = |i: usize| to[i] + FRAGMENT <= corner[i] || to[i] >= corner[i] + DIGIT;
-        if apart(0) || apart(1) {
-            let other = source.get(rng.below(source.len()))?;
-            paste(other[0].as_slice()?, within(rng, DIGIT - FRAGMENT), to, FRAGMENT);
-            left -= 1;
+    let mut placed: Vec<Placed> = Vec::new();
+    let mut fragments = FRAGMENTS;
+    while fragments > 0 {
+        let side = if placed.len() < count { DIGIT } else { FRAGMENT };
+        let within = |rng: &mut SampleRng, room: usize| [0; 2].map(|_| rng.below(room as u64 + 1) as usize);
+        let (from, mut corner) = (within(rng, DIGIT - side), within(rng, SCENE - side));
+        if count > 1 && side == DIGIT {
+            // Each digit has its half of the scene.
+            corner[0] = corner[0] % (SCENE / 2 - DIGIT + 1) + placed.len() * SCENE / 2;
+        }
+        let drawn = source.get(rng.below(source.len()))?;
+        let class = drawn[1].to_scalar()? as usize;
+        let apart = |other: &Placed| {
+            (0..2).any(|i| corner[i] + side <= other.corner[i] || corner[i] >= other.corner[i] + DIGIT)
+        };
+        if !placed.iter().all(apart) || (side == DIGIT && placed.iter().any(|other| other.class == class)) {
+            continue;
+        }
+        paste(drawn[0].as_slice()?, from, corner, side);
+        match side {
+            DIGIT => placed.push(Placed { class, corner }),
+            _ => fragments -= 1,
         }
     }
-    Ok(vec![
-        HostTensor::new([SCENE, SCENE], pixels)?,
-        digit[1].clone(),
-        HostTensor::new([2], corner.map(|v| v as i32).to_vec())?,
-    ])
+    Ok((HostTensor::new([SCENE, SCENE], pixels)?, placed))
 }
 
-/// Returns what the model is given of a scene.
-fn without_corner(mut scene: Sample) -> Result<Sample> {
-    scene.truncate(2);
-    Ok(scene)
+/// Draws a scene of one digit, with its class.
+fn example(source: &Digits, rng: &mut SampleRng) -> Result<Sample> {
+    let (image, placed) = scene(source, 1, rng)?;
+    Ok(vec![image, HostTensor::scalar(placed[0].class as i32)])
 }
 
-/// Returns a test scene, the same one in every run.
-fn test_scene(source: &Digits, index: u64) -> Result<Sample> {
-    scene(source, &mut Seed::new(0).derive("test scenes").rng(0, index))
+/// The random numbers of a test scene, the same ones in every run.
+fn test_rng(scenes: &str, index: u64) -> SampleRng {
+    Seed::new(0).derive(scenes).rng(0, index)
 }
 
-/// Returns the share of test scenes with the largest value of the map in the digit.
+/// The map of a class in the maps of all, `[height, width, classes]`.
+fn map_of(maps: &[f32], class: usize) -> Vec<f32> {
+    maps.iter().skip(class).step_by(10).copied().collect()
+}
+
+/// Returns the share of digits in scenes of two that the map of their class has its largest value in.
 fn evaluate(trained: Trained, test: &Digits) -> Result<f64> {
     let file = trained.logdir().map(|dir| dir.join("maps.png"));
-    let predictor = trained.get_predictor(&["image"], &["map", "saliency"])?;
-    let scenes = (0..TEST).map(|i| test_scene(test, i)).collect::<Result<Vec<Sample>>>()?;
+    let predictor = trained.get_predictor(&["image"], &["maps", "saliency"])?;
+    let side = SCENE / STRIDE;
+    let scenes: Result<Vec<_>> = (0..PAIRS).map(|i| scene(test, 2, &mut test_rng("pairs", i))).collect();
     let mut found = 0;
-    for (part, scenes) in scenes.chunks(100).enumerate() {
-        let images = pictures::stack::<f32>(scenes.iter().map(|scene| &scene[0]))?;
+    for (part, scenes) in scenes?.chunks(100).enumerate() {
+        let images = pictures::stack::<f32>(scenes.iter().map(|(image, _)| image))?;
         let outputs = predictor.predict(&[&images])?;
-        let side = SCENE / STRIDE;
-        for (map, scene) in outputs[0].as_slice::<f32>()?.chunks(side * side).zip(scenes) {
-            let largest = (0..map.len()).max_by(|&a, &b| map[a].total_cmp(&map[b])).unwrap_or(0);
-            let center = [largest % side, largest / side].map(|i| (i * STRIDE + STRIDE / 2) as i32);
-            let corner = scene[2].as_slice::<i32>()?;
-            found += usize::from((0..2).all(|i| (0..DIGIT as i32).contains(&(center[i] - corner[i]))));
+        for (maps, (_, placed)) in outputs[0].as_slice::<f32>()?.chunks(side * side * 10).zip(scenes) {
+            for digit in placed {
+                let map = map_of(maps, digit.class);
+                let largest = (0..map.len()).max_by(|&a, &b| map[a].total_cmp(&map[b])).unwrap_or(0);
+                let center = [largest % side, largest / side].map(|i| i * STRIDE + STRIDE / 2);
+                let inside = |i: usize| (digit.corner[i]..digit.corner[i] + DIGIT).contains(&center[i]);
+                found += usize::from(inside(0) && inside(1));
+            }
         }
         if let (0, Some(file)) = (part, &file) {
-            pictures::save_grid(file, &drawn(&images, &outputs)?, DRAWN)?;
+            pictures::save_grid(file, &drawn(scenes, &outputs)?, DRAWN)?;
         }
     }
-    Ok(found as f64 / TEST as f64)
+    Ok(found as f64 / (2 * PAIRS) as f64)
 }
 
-/// Returns the first scenes, their maps as red on the scene, and their saliency.
-fn drawn(images: &HostTensor, outputs: &[HostTensor]) -> Result<HostTensor> {
-    let side = SCENE / STRIDE;
-    let (images, maps) = (images.as_slice::<f32>()?, outputs[0].as_slice::<f32>()?);
-    let saliency = outputs[1].as_slice::<f32>()?;
-    let mut pixels = Vec::new();
-    let area = SCENE * SCENE;
-    pixels.extend(images[..DRAWN * area].iter().flat_map(|&x| [x; 3]));
-    for i in 0..DRAWN {
-        let map = &maps[i * side * side..][..side * side];
-        let largest = map.iter().fold(1e-9f32, |max, &x| max.max(x));
-        for (p, &x) in images[i * area..][..area].iter().enumerate() {
-            let heat = (map[p / SCENE / STRIDE * side + p % SCENE / STRIDE] / largest).max(0.0);
-            pixels.extend([x.max(heat), x * 0.7, x * 0.7]);
-        }
-    }
-    for values in saliency.chunks(area).take(DRAWN) {
+/// Returns the first scenes, the maps of their two digits on them in red and green, and the saliency of
+/// the predicted class.
+fn drawn(scenes: &[(HostTensor, Vec<Placed>)], outputs: &[HostTensor]) -> Result<HostTensor> {
+    let (side, area) = (SCENE / STRIDE, SCENE * SCENE);
+    let (mut plain, mut heated, mut salient) = (Vec::new(), Vec::new(), Vec::new());
+    let relative = |values: Vec<f32>| {
         let largest = values.iter().fold(1e-9f32, |max, &x| max.max(x));
-        pixels.extend(values.iter().flat_map(|&x| [x / largest; 3]));
+        values.iter().map(|x| (x / largest).max(0.0)).collect::<Vec<f32>>()
+    };
+    for (i, (image, placed)) in scenes.iter().take(DRAWN).enumerate() {
+        let maps = &outputs[0].as_slice::<f32>()?[i * side * side * 10..][..side * side * 10];
+        let [red, green] = [0, 1].map(|digit| relative(map_of(maps, placed[digit].class)));
+        for (p, &x) in image.as_slice::<f32>()?.iter().enumerate() {
+            let at = p / SCENE / STRIDE * side + p % SCENE / STRIDE;
+            plain.extend([x; 3]);
+            heated.extend([x.max(red[at]), x.max(green[at]), x * 0.8]);
+        }
+        let saliency = relative(outputs[1].as_slice::<f32>()?[i * area..][..area].to_vec());
+        salient.extend(saliency.iter().flat_map(|&x| [x; 3]));
     }
-    HostTensor::new([3 * DRAWN, SCENE, SCENE, 3], pixels)
+    HostTensor::new([3 * DRAWN, SCENE, SCENE, 3], [plain, heated, salient].concat())
 }
 
 fn main() -> Result<()> {
@@ -182,9 +201,9 @@ fn main() -> Result<()> {
     let [train, test] = digits::load(args.assert)?;
     let epochs = if args.full { 50 } else { 5 };
     let nothing = FromFn::new(STEPS * BATCH as u64, |_| Ok(Vec::new()));
-    let flow = nothing.map_random(move |_, rng| without_corner(scene(&train, rng)?)).batch(BATCH);
+    let flow = nothing.map_random(move |_, rng| example(&train, rng)).batch(BATCH);
     let source = test.clone();
-    let scenes = FromFn::new(TEST, move |i| without_corner(test_scene(&source, i)?)).batch(100);
+    let scenes = FromFn::new(TEST, move |i| example(&source, &mut test_rng("test", i))).batch(100);
     let validation = ScalarStats::from_names(["cross_entropy_loss", "error"]);
     let config = TrainConfig::new(Classifier { epochs }, flow)
         .callback(ModelSaver::new())
@@ -195,9 +214,11 @@ fn main() -> Result<()> {
     let error = trained.monitors.latest("validation_error");
     let error = error.ok_or_else(|| Error::argument("no epoch was trained"))?;
     let found = evaluate(trained, &test)?;
-    say!("test error {:.2} %; the map's largest value is in the digit in {:.1} %", 100.0 * error, 100.0 * found);
+    say!("test error {:.2} %", 100.0 * error);
+    say!("of two digits, the map of a class finds its own in {:.1} %", 100.0 * found);
     if args.assert && found < TARGET {
-        let why = format!("in fewer than {:.0} % of scenes the map finds the digit", 100.0 * TARGET);
+        let why =
+            format!("in fewer than {:.0} % of cases the map of a class finds its digit", 100.0 * TARGET);
         return Err(Error::argument(why));
     }
     Ok(())

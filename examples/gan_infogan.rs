@@ -67,7 +67,10 @@ fn main() -> Result<()> {
     let usual: usize = counts.iter().map(|of_code| *of_code.iter().max().expect("ten classes")).sum();
     say!("{usual} of {digits} digits are what their code stands for");
     if args.assert && (usual as f64) < TARGET * digits as f64 {
-        return Err(Error::argument(format!("codes stand for a digit in fewer than {:.0} %", 100.0 * TARGET)));
+        return Err(Error::argument(format!(
+            "codes stand for a digit in fewer than {:.0} %",
+            100.0 * TARGET
+        )));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! (Schroff et al., 2015) or `center` (softmax with center loss; Wen et al., 2016).
 //! `cargo run --release --example similarity` uses MNIST, or generated digits if that cannot be
 //! downloaded, and trains for 5 epochs of 200 steps. Then 5 nearest neighbors among 5,000 training
-//! images classify 2,000 test images. With `--assert` it needs MNIST and fails below 95 % accuracy. It
+//! images classify 2,000 test images. With `--assert` it needs MNIST and fails below 90 % accuracy. It
 //! draws the test images' embeddings to `embedding.png` in its directory.
 
 mod digits;
@@ -32,7 +32,7 @@ const TEST: u64 = 2000;
 const REFERENCES: u64 = 5000;
 const NEIGHBORS: usize = 5;
 /// The smallest accuracy that `--assert` accepts.
-const TARGET: f64 = 0.95;
+const TARGET: f64 = 0.9;
 
 /// Learns an embedding of digits by similarity
 #[derive(Parser)]
@@ -178,7 +178,8 @@ fn embed(predictor: &OfflinePredictor, digits: &Digits, count: u64, group: usize
     let mut points = Vec::new();
     for part in samples.chunks(250 * group) {
         let images = pictures::stack::<f32>(part.iter().map(|sample| &sample[0]))?;
-        let images = HostTensor::new([part.len() / group, group, 28, 28], images.as_slice::<f32>()?.to_vec())?;
+        let images =
+            HostTensor::new([part.len() / group, group, 28, 28], images.as_slice::<f32>()?.to_vec())?;
         let embedded = predictor.predict(&[&images])?.swap_remove(0).to_f64_vec();
         for (sample, &point) in part.iter().zip(embedded.as_chunks::<2>().0) {
             points.push((point, sample[1].to_scalar()? as usize));
@@ -246,9 +247,8 @@ fn main() -> Result<()> {
     let groups = (BATCH / loss.group()) as u64;
     let nothing = FromFn::new(STEPS * groups, |_| Ok(Vec::new()));
     let flow = nothing.map_random(move |_, rng| train.group(loss, rng)).batch(groups as usize);
-    let config = TrainConfig::new(Embedding { loss, epochs }, flow)
-        .callback(ModelSaver::new())
-        .max_epoch(epochs);
+    let config =
+        TrainConfig::new(Embedding { loss, epochs }, flow).callback(ModelSaver::new()).max_epoch(epochs);
     let trained = args.configure(config)?.train()?;
 
     let accuracy = evaluate(trained, loss, &data)?;
