@@ -3,7 +3,7 @@
 //! digit is; its maps show it.
 //!
 //! `cargo run --release --example cam` draws scenes of MNIST, or of generated digits if that cannot be
-//! downloaded, and trains for 5 epochs of 200 steps. Then it looks at 500 test scenes with two digits, and
+//! downloaded, and trains for 2 epochs of 200 steps. Then it looks at 500 test scenes with two digits, and
 //! counts how often the map of a digit's class has its largest value inside that digit. With `--assert` it
 //! needs MNIST and fails below 75 %. It draws scenes, maps and saliency to `maps.png` in its directory.
 
@@ -199,7 +199,7 @@ fn drawn(scenes: &[(HostTensor, Vec<Placed>)], outputs: &[HostTensor]) -> Result
 fn main() -> Result<()> {
     let args = TrainArgs::parse_program("Draws what a classifier of digits looks at", &["--fake"])?;
     let [train, test] = digits::load(args.assert)?;
-    let epochs = if args.full { 50 } else { 5 };
+    let epochs = if args.full { 20 } else { 2 };
     let nothing = FromFn::new(STEPS * BATCH as u64, |_| Ok(Vec::new()));
     let flow = nothing.map_random(move |_, rng| example(&train, rng)).batch(BATCH);
     let source = test.clone();
