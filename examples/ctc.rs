@@ -5,9 +5,11 @@
 //! cannot be downloaded. It trains for 4 epochs and reaches a label error of 2.1 % on MNIST; with
 //! `--assert` it needs MNIST and fails above 4 %. `--full` trains for 40 epochs.
 
+mod digits;
+
+use digits::Digits;
 use tensorpack::callback::CtcErrorRate;
 use tensorpack::ctc::CtcBeamSearch;
-use tensorpack::dataflow::dataset::{digits, mnist};
 use tensorpack::dataflow::{DataFlow, Flow, FromFn, RandomAccess, Sample, SampleRng, Seed};
 use tensorpack::prelude::*;
 use tensorpack::say;
@@ -71,7 +73,7 @@ impl Model for Reader {
 }
 
 /// Draws a string: its image, the steps it takes, and its labels.
-fn string(source: &impl RandomAccess, rng: &mut SampleRng) -> Result<Sample> {
+fn string(source: &Digits, rng: &mut SampleRng) -> Result<Sample> {
     let mut image = vec![0f32; HEIGHT * WIDTH];
     let mut labels = vec![-1; DIGITS];
     let count = 1 + rng.below(DIGITS as u64) as usize;
@@ -95,25 +97,12 @@ fn string(source: &impl RandomAccess, rng: &mut SampleRng) -> Result<Sample> {
 }
 
 /// Returns training strings, which are new in every epoch, and 1,000 test strings.
-fn strings(train: impl RandomAccess, test: impl RandomAccess) -> [Flow; 2] {
+fn strings([train, test]: [Digits; 2]) -> [Flow; 2] {
     let nothing = FromFn::new(STEPS * BATCH as u64, |_| Ok(Vec::new()));
     let train = nothing.map_random(move |_, rng| string(&train, rng));
     let seed = Seed::new(0).derive("test strings");
     let test = FromFn::new(1000, move |i| string(&test, &mut seed.rng(0, i)));
     [train.into_flow(), test.into_flow()]
-}
-
-/// Returns strings of MNIST, or of generated digits if it is unavailable and not `needed`.
-fn data(needed: bool) -> Result<[Flow; 2]> {
-    match (mnist::train(), mnist::test()) {
-        (Ok(train), Ok(test)) => Ok(strings(train, test)),
-        (Err(e), _) | (_, Err(e)) if needed => Err(e),
-        (Err(e), _) | (_, Err(e)) => {
-            tensorpack::logger::init();
-            log::warn!("MNIST is unavailable; training on generated digits: {e}");
-            Ok(strings(digits::train()?, digits::test()?))
-        }
-    }
 }
 
 /// Writes the digits of class numbers.
@@ -123,7 +112,7 @@ fn text(labels: impl IntoIterator<Item = usize>) -> String {
 
 fn main() -> Result<()> {
     let args = TrainArgs::parse_program("Reads strings of handwritten digits with CTC", &["--fake"])?;
-    let [train, test] = data(args.assert)?;
+    let [train, test] = strings(digits::load(args.assert)?);
     let error = CtcErrorRate::new("logits", "steps", "label").prefix("val");
     let runner = InferenceRunner::new(test.clone().batch(200), [ScalarStats::new("ctc_loss").prefix("val")]);
     let epochs = if args.full { 40 } else { 4 };

@@ -4,8 +4,9 @@
 //! for 5 epochs of 94 steps and reaches a test error of 2.3 % on MNIST; with `--assert` it needs MNIST
 //! and fails above 3.5 %. `--full` trains for 100 epochs. The first and the last layer are not quantized.
 
-use tensorpack::dataflow::dataset::{digits, mnist};
-use tensorpack::dataflow::{DataFlow, Flow};
+mod digits;
+
+use tensorpack::dataflow::DataFlow;
 use tensorpack::prelude::*;
 use tensorpack::say;
 use tensorpack::train::TrainArgs;
@@ -87,23 +88,9 @@ impl Model for Convnet {
     }
 }
 
-/// Returns training images and test images: of MNIST, or generated ones if it is unavailable and not
-/// `needed`.
-fn data(needed: bool) -> Result<[Flow; 2]> {
-    match (mnist::train(), mnist::test()) {
-        (Ok(train), Ok(test)) => Ok([train.into_flow(), test.into_flow()]),
-        (Err(e), _) | (_, Err(e)) if needed => Err(e),
-        (Err(e), _) | (_, Err(e)) => {
-            tensorpack::logger::init();
-            log::warn!("MNIST is unavailable; training on generated digits: {e}");
-            Ok([digits::train()?.into_flow(), digits::test()?.into_flow()])
-        }
-    }
-}
-
 fn main() -> Result<()> {
     let args = TrainArgs::parse_program("Trains a quantized convnet on MNIST", &["--fake"])?;
-    let [train, test] = data(args.assert)?;
+    let [train, test] = digits::load(args.assert)?;
     let validation = ScalarStats::from_names(["cross_entropy_loss", "accuracy"]).prefix("val");
     let config = TrainConfig::new(Convnet, train.shuffle().batch(128))
         .steps_per_epoch(94)

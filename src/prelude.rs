@@ -10,9 +10,9 @@ pub use crate::ctc::CtcOptions;
 pub use crate::graph::{Graph, Init, LossScale, Op, Precision, Tensor, TensorSpec, Variable, VariableSpec};
 pub use crate::nn::{
     Activation, BatchNorm, BatchRenorm, Conv1d, Conv2d, Conv2dTranspose, Conv3d, DepthwiseConv2d, Dropout,
-    Embedding, GroupNorm, Gru, GruCell, InstanceNorm, KvCache, LayerNorm, Linear, Lstm, LstmCell, LstmState,
-    Maxout, MultiHeadAttention, PRelu, RecurrentOptions, describe_trainables, l1_regularizer, l2_regularizer,
-    regularize_cost,
+    Embedding, GroupNorm, Gru, GruCell, InstanceNorm, KvCache, LayerNorm, Linear, LinearWrap, Lstm, LstmCell,
+    LstmState, Maxout, MultiHeadAttention, PRelu, RecurrentOptions, describe_trainables, l1_regularizer,
+    l2_regularizer, regularize_cost, regularize_cost_from_collection,
 };
 pub use crate::ops::{
     AttentionOptions, Conv1dOptions, Conv2dOptions, Conv3dOptions, CumsumOptions, GridSampleOptions, Layout,

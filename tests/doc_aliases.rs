@@ -67,6 +67,12 @@ const OLD_NAMES: &[&str] = &[
     "TowerTensorHandles",
     "get_tensor",
     "allreduce_grads",
+    "add_moving_summary",
+    "add_activation_summary",
+    "argscope",
+    "LinearWrap",
+    "regularize_cost_from_collection",
+    "get_num_gpu",
 ];
 
 /// Returns the text of all Rust files under `dir`.

@@ -20,6 +20,15 @@ pub(crate) fn data(args: &TrainArgs, batch: usize) -> Result<Box<dyn InputSource
     Ok(QueueInput::new(images.shuffle().batch(batch)).boxed())
 }
 
+/// Like [`data`], with the class of each image.
+pub(crate) fn labeled_data(args: &TrainArgs, batch: usize) -> Result<Box<dyn InputSource>> {
+    if args.fake {
+        return Ok(DummyConstantInput::new([vec![batch, 28, 28], vec![batch]]).boxed());
+    }
+    let (train, ..) = mnist_convnet::data()?;
+    Ok(QueueInput::new(train.shuffle().batch(batch)).boxed())
+}
+
 /// The input signature of such a batch.
 pub(crate) fn image_spec() -> TensorSpec {
     TensorSpec::f32("image", [None, Some(28), Some(28)])

@@ -16,17 +16,19 @@ const SHARE: usize = 100;
 /// `--assert` requires this many classes, and that more than half of the samples count.
 const ENOUGH: usize = 8;
 
-/// Prints the classifier's evaluation of a trained generator's samples. With `--assert`, a poor
-/// result is an error.
-pub(crate) fn judge(args: &TrainArgs, trained: &Trained) -> Result<()> {
+/// Prints the classifier's evaluation of a trained generator's samples, and returns the class of each
+/// sample that counts as a digit. With `--assert`, a poor result is an error.
+pub(crate) fn judge(args: &TrainArgs, trained: &Trained) -> Result<Vec<Option<usize>>> {
     if args.fake {
-        return args.without(&["--assert"]);
+        return args.without(&["--assert"]).map(|()| Vec::new());
     }
     let samples = trained.session.graph().fetch("samples")?;
     let samples = trained.session.run(&[&samples], &[])?.swap_remove(0);
-    let found = look(&classifier(args)?, &samples)?;
+    let recognized = look(&classifier(args)?, &samples)?;
+    let mut found = [0; CLASSES];
+    recognized.iter().flatten().for_each(|&class| found[class] += 1);
     let sure: usize = found.iter().sum();
-    let of = samples.sizes()[0];
+    let of = recognized.len();
     let classes = found.iter().filter(|&&n| n * SHARE >= of).count();
     say!("of {of} samples {sure} are digits with confidence over {SURE}; for each digit {found:?}");
     say!("classes found: {classes} of {CLASSES}");
@@ -34,7 +36,7 @@ pub(crate) fn judge(args: &TrainArgs, trained: &Trained) -> Result<()> {
         let why = format!("fewer than {ENOUGH} classes found, or confidence over {SURE} in too few samples");
         return Err(Error::argument(why));
     }
-    Ok(())
+    Ok(recognized)
 }
 
 /// Returns the model of `mnist_convnet`, trained for two epochs. The first call takes about a
@@ -50,24 +52,21 @@ fn classifier(args: &TrainArgs) -> Result<OfflinePredictor> {
     launch_train_with_config(config, SimpleTrainer::new())?.get_predictor(&["image"], &["logits"])
 }
 
-/// Counts, for each digit, the samples `[n, 32, 32, 1]` that the classifier recognizes.
-fn look(classifier: &OfflinePredictor, samples: &HostTensor) -> Result<[usize; CLASSES]> {
+/// Returns the classes of the samples `[n, 32, 32, 1]` that the classifier recognizes.
+fn look(classifier: &OfflinePredictor, samples: &HostTensor) -> Result<Vec<Option<usize>>> {
     let pixels = samples.as_slice::<f32>()?;
     let of = samples.sizes()[0];
     // MNIST digits are 28x28: crop the padding.
     let inside = |image: &[f32]| image.chunks(32).skip(2).take(28).flat_map(|r| r[2..30].to_vec()).collect();
     let images: Vec<Vec<f32>> = pixels.chunks(32 * 32).map(inside).collect();
     let logits = classifier.predict(&[&HostTensor::new([of, 28, 28], images.concat())?])?.swap_remove(0);
-    let mut found = [0; CLASSES];
-    for row in logits.to_f64_vec().chunks(CLASSES) {
+    let recognize = |row: &[f64]| {
         let (class, largest) = row
             .iter()
             .enumerate()
             .fold((0, f64::MIN), |best, (i, &x)| if x > best.1 { (i, x) } else { best });
         let confidence = 1.0 / row.iter().map(|x| (x - largest).exp()).sum::<f64>();
-        if confidence > SURE {
-            found[class] += 1;
-        }
-    }
-    Ok(found)
+        (confidence > SURE).then_some(class)
+    };
+    Ok(logits.to_f64_vec().chunks(CLASSES).map(recognize).collect())
 }

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, unused_imports, reason = "each example uses a part of this")]
 
+mod codes;
 mod data;
 mod dcgan;
 mod judge;
@@ -15,12 +16,13 @@ mod run;
 mod samples;
 mod trainer;
 
-pub(crate) use data::{data, image_spec, real_images};
+pub(crate) use codes::{CODES, sample_code, sample_codes, with_code};
+pub(crate) use data::{data, image_spec, labeled_data, real_images};
 pub(crate) use dcgan::train_dcgan;
 pub(crate) use judge::judge;
 pub(crate) use losses::Losses;
 pub(crate) use model::GanModelDesc;
-pub(crate) use nets::{discriminator, generator};
-pub(crate) use run::run;
-pub(crate) use samples::{add_samples, sample_grid};
+pub(crate) use nets::{discriminator, discriminator_features, generator, head};
+pub(crate) use run::{run, train};
+pub(crate) use samples::{add_coded_samples, add_samples, sample_grid};
 pub(crate) use trainer::{GanTrainer, towers};

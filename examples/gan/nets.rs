@@ -19,10 +19,25 @@ pub(crate) fn generator(t: &TowerContext, z: &Tensor) -> Tensor {
     })
 }
 
-/// The discriminator: one score for each of the images `[batch, 32, 32, 1]`. `norm` is the
+/// The discriminator: one score for each of the images `[batch, 32, 32, channels]`. `norm` is the
 /// normalization between the convolutions. Its variables are under `discrim/`; every call shares
 /// those of the first.
 pub(crate) fn discriminator(
+    t: &TowerContext,
+    images: &Tensor,
+    norm: impl Fn(&TowerContext, &str, &Tensor) -> Tensor,
+) -> Tensor {
+    head(t, "out", 1, &discriminator_features(t, images, norm))
+}
+
+/// A linear layer on the features of the discriminator, with its variables under `discrim/`.
+pub(crate) fn head(t: &TowerContext, name: &str, units: usize, features: &Tensor) -> Tensor {
+    let layer = Linear::new(units).init(weights());
+    t.auto_reuse(|t| t.scope("discrim", |t| layer.apply(t, name, features)))
+}
+
+/// The discriminator up to its last layer: features `[batch, n]` of the images.
+pub(crate) fn discriminator_features(
     t: &TowerContext,
     images: &Tensor,
     norm: impl Fn(&TowerContext, &str, &Tensor) -> Tensor,
@@ -32,8 +47,7 @@ pub(crate) fn discriminator(
         t.scope("discrim", |t| {
             let x = down(16).apply(t, "down0", images).leaky_relu(0.2);
             let x = norm(t, "norm1", &down(32).apply(t, "down1", &x)).leaky_relu(0.2);
-            let x = norm(t, "norm2", &down(64).apply(t, "down2", &x)).leaky_relu(0.2);
-            Linear::new(1).init(weights()).apply(t, "out", &x.flatten(1))
+            norm(t, "norm2", &down(64).apply(t, "down2", &x)).leaky_relu(0.2).flatten(1)
         })
     })
 }

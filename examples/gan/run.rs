@@ -4,18 +4,28 @@ use super::{GanTrainer, judge, sample_grid};
 use tensorpack::prelude::*;
 use tensorpack::train::{TrainArgs, Trained};
 
-/// Trains for this many epochs of this many steps (or as given on the command line), writes an image
-/// of samples after each, and evaluates the samples. `train` defines the step.
-pub(crate) fn run(
+/// Trains for this many epochs of this many steps (or as given on the command line), and writes an image
+/// of samples after each. `train` defines the step.
+pub(crate) fn train(
     args: &TrainArgs,
     gan: GanTrainer,
     (epochs, steps): (u64, u64),
     train: impl FnOnce(GanTrainer, RunConfig) -> Result<Trained>,
-) -> Result<()> {
+) -> Result<Trained> {
     let config = RunConfig::new()
         .callback(ModelSaver::new())
         .callback(sample_grid())
         .steps_per_epoch(steps)
         .max_epoch(epochs);
-    judge(args, &train(gan, args.apply(config)?)?)
+    train(gan, args.apply(config)?)
+}
+
+/// [Trains](train), and evaluates the samples.
+pub(crate) fn run(
+    args: &TrainArgs,
+    gan: GanTrainer,
+    length: (u64, u64),
+    step: impl FnOnce(GanTrainer, RunConfig) -> Result<Trained>,
+) -> Result<()> {
+    judge(args, &train(args, gan, length, step)?).map(|_| ())
 }

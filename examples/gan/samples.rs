@@ -1,5 +1,6 @@
 //! Sample images of a generator.
 
+use super::{generator, sample_codes, with_code};
 use tensorpack::callback::DumpTensorAsImage;
 use tensorpack::prelude::*;
 
@@ -25,6 +26,12 @@ pub(crate) fn add_samples(
     let rows = first.squeeze(3).split_dim(0, &[side, side]).transpose(&[0, 2, 1, 3]);
     rows.merge_dims(0, 2).merge_dims(1, 2).named("grid");
     Ok(())
+}
+
+/// Adds the samples of a generator that gets a code besides this much noise: the ten codes in turn.
+pub(crate) fn add_coded_samples(graph: &Graph, z: Init, length: usize) -> Result<()> {
+    let codes = sample_codes(graph, SAMPLES)?;
+    add_samples(graph, z, length, |t, z| generator(t, &with_code(z, &codes)))
 }
 
 /// Writes the image after every epoch, as `samples-epEPOCH.png` in the run directory.

@@ -8,7 +8,9 @@ use tensorpack_tensor::{Error, Result};
 
 /// Maintains an exponential moving average of every scalar passed to
 /// [`TowerContext::moving_summary`](crate::tower::TowerContext::moving_summary), and reports it
-/// once per epoch.
+/// once per epoch. Scalars of
+/// [`moving_summary_with_decay`](crate::tower::TowerContext::moving_summary_with_decay) have their own
+/// decay.
 ///
 /// After `t` values `x` the average with decay `d` is
 /// `(1 - d) * sum(d^(t - i) * x_i) / (1 - d^t)`: bias-corrected, so that the weights sum to one.
@@ -24,6 +26,7 @@ pub struct MovingAverageSummary {
 struct Average {
     name: String,
     fetched: FetchHandle,
+    decay: f64,
     sum: f64,
     /// `d^t`.
     power: f64,
@@ -50,7 +53,8 @@ impl Callback for MovingAverageSummary {
                 return Err(Error::shape(format!("{name} is {}, not a scalar", tensor.shape())));
             }
             let fetched = g.fetch(&tensor, Cadence::Deferred);
-            self.averages.push(Average { name, fetched, sum: 0.0, power: 1.0 });
+            let decay = tensor.graph().summary_decay(&tensor).unwrap_or(self.decay);
+            self.averages.push(Average { name, fetched, decay, sum: 0.0, power: 1.0 });
         }
         Ok(())
     }
@@ -58,8 +62,8 @@ impl Callback for MovingAverageSummary {
     fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         for a in &mut self.averages {
             let Some(x) = values.scalar(a.fetched) else { return Ok(()) };
-            a.sum = self.decay * a.sum + (1.0 - self.decay) * x;
-            a.power *= self.decay;
+            a.sum = a.decay * a.sum + (1.0 - a.decay) * x;
+            a.power *= a.decay;
         }
         self.ends_epoch = values.last_of_epoch();
         Ok(())

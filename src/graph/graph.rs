@@ -10,7 +10,7 @@ use super::{
     TensorId, TensorSpec, VariableId, VariableInfo, name, nearest_names,
 };
 use std::cell::{Ref, RefCell, RefMut};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -41,6 +41,8 @@ pub(super) struct Building {
     /// The outermost layers of the first tower that has them: names without the tower's, and
     /// outputs.
     pub(super) layers: Vec<(String, TensorId)>,
+    /// The decays of moving averages of scalars, where they were set.
+    summary_decays: BTreeMap<TensorId, f64>,
     /// Tensors by name: names given by users and names of nodes.
     pub(super) names: HashMap<String, TensorId>,
     taken: HashMap<String, u32>,
@@ -84,6 +86,7 @@ impl Graph {
             variables: Vec::new(),
             collections: Collections::new(),
             layers: Vec::new(),
+            summary_decays: BTreeMap::new(),
             names: HashMap::new(),
             taken: HashMap::new(),
             variable_names: HashMap::new(),
@@ -380,6 +383,11 @@ impl Graph {
         self.building().is_some_and(|mut b| b.logged.insert(what.to_string()))
     }
 
+    /// Returns the tower that new nodes belong to; 0 outside towers.
+    pub(crate) fn current_tower(&self) -> usize {
+        self.building().map_or(0, |b| b.tower)
+    }
+
     /// Records a layer and its output, for summaries of the model.
     pub(crate) fn add_layer(&self, name: String, output: TensorId) {
         if let Some(mut b) = self.building() {
@@ -519,6 +527,19 @@ impl Graph {
         if let (Some(mut b), Some(node)) = (self.building_or_late("add_op_to_collection"), op.node) {
             b.collections.entry(key.to_string()).or_default().ops.push(node);
         }
+    }
+
+    /// Sets the decay of the moving average of a scalar in
+    /// [`MOVING_SUMMARIES`](super::MOVING_SUMMARIES).
+    pub(crate) fn set_summary_decay(&self, tensor: &Tensor, decay: f64) {
+        if let (Some(mut b), Some(id)) = (self.building(), tensor.id) {
+            b.summary_decays.insert(id, decay);
+        }
+    }
+
+    /// Returns the decay of the moving average of a scalar, if it was set.
+    pub(crate) fn summary_decay(&self, tensor: &Tensor) -> Option<f64> {
+        self.built().zip(tensor.id).and_then(|(b, id)| b.summary_decays.get(&id).copied())
     }
 
     /// Returns a collection; empty if nothing was added to it.

@@ -2,10 +2,58 @@
 
 use super::bias::channels;
 use super::parameter::variable_dtype;
+use super::setting::Setting;
 use crate::graph::{Init, Tensor, Variable, VariableSpec};
 use crate::ops::Layout;
 use crate::tower::TowerContext;
 use tensorpack_tensor::Error;
+
+/// The settings that all normalization layers share, as they were set on a layer.
+#[derive(Clone, Debug)]
+pub(super) struct AffineSettings {
+    pub(super) epsilon: Setting<f64>,
+    pub(super) center: Setting<bool>,
+    pub(super) scale: Setting<bool>,
+    pub(super) gamma: Setting<Init>,
+    pub(super) layout: Setting<Layout>,
+}
+
+impl Default for AffineSettings {
+    fn default() -> AffineSettings {
+        let Affine { epsilon, center, scale, gamma, layout } = Affine::default();
+        AffineSettings {
+            epsilon: Setting::unset(epsilon),
+            center: Setting::unset(center),
+            scale: Setting::unset(scale),
+            gamma: Setting::unset(gamma),
+            layout: Setting::unset(layout),
+        }
+    }
+}
+
+impl AffineSettings {
+    /// Returns these settings, with those of `scope` where they were not set.
+    pub(super) fn or(&self, scope: &AffineSettings) -> AffineSettings {
+        AffineSettings {
+            epsilon: self.epsilon.or(&scope.epsilon),
+            center: self.center.or(&scope.center),
+            scale: self.scale.or(&scope.scale),
+            gamma: self.gamma.or(&scope.gamma),
+            layout: self.layout.or(&scope.layout),
+        }
+    }
+
+    /// Returns the values of the settings.
+    pub(super) fn values(&self) -> Affine {
+        Affine {
+            epsilon: *self.epsilon,
+            center: *self.center,
+            scale: *self.scale,
+            gamma: Init::clone(&self.gamma),
+            layout: *self.layout,
+        }
+    }
+}
 
 /// The settings that all normalization layers share.
 #[derive(Clone, Debug)]

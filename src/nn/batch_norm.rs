@@ -1,9 +1,11 @@
 //! Batch normalization (Ioffe and Szegedy, 2015).
 
 use super::Activation;
-use super::affine::Affine;
+use super::affine::AffineSettings;
+use super::argscope::ScopedLayer;
 use super::bias::channels;
 use super::parameter::variable_dtype;
+use super::setting::Setting;
 use crate::graph::{Init, Tensor, UPDATE_OPS, Variable, VariableSpec};
 use crate::ops::Layout;
 use crate::tower::TowerContext;
@@ -22,12 +24,12 @@ use tensorpack_tensor::Error;
 #[derive(Clone, Debug)]
 #[doc(alias = "BNReLU")]
 pub struct BatchNorm {
-    affine: Affine,
-    momentum: f64,
-    statistics: Statistics,
+    affine: AffineSettings,
+    momentum: Setting<f64>,
+    statistics: Setting<Statistics>,
     /// The largest correction of scale and shift towards the running statistics.
     renorm: Option<(f64, f64)>,
-    activation: Activation,
+    activation: Setting<Activation>,
 }
 
 /// The statistics that normalize a batch in training.
@@ -53,11 +55,11 @@ impl BatchNorm {
     /// Creates a layer with momentum 0.9 and epsilon 1e-5.
     pub fn new() -> BatchNorm {
         BatchNorm {
-            affine: Affine::default(),
-            momentum: 0.9,
-            statistics: Statistics::Batch,
+            affine: AffineSettings::default(),
+            momentum: Setting::unset(0.9),
+            statistics: Setting::unset(Statistics::Batch),
             renorm: None,
-            activation: Activation::Identity,
+            activation: Setting::unset(Activation::Identity),
         }
     }
 
@@ -66,27 +68,27 @@ impl BatchNorm {
     #[must_use]
     #[doc(alias = "decay")]
     pub fn momentum(self, momentum: f64) -> BatchNorm {
-        BatchNorm { momentum, ..self }
+        BatchNorm { momentum: Setting::set(momentum), ..self }
     }
 
     /// Sets epsilon (default: 1e-5).
     #[must_use]
     pub fn epsilon(mut self, epsilon: f64) -> BatchNorm {
-        self.affine.epsilon = epsilon;
+        self.affine.epsilon = Setting::set(epsilon);
         self
     }
 
     /// Omits the shift `beta`.
     #[must_use]
     pub fn no_center(mut self) -> BatchNorm {
-        self.affine.center = false;
+        self.affine.center = Setting::set(false);
         self
     }
 
     /// Omits the scale `gamma`.
     #[must_use]
     pub fn no_scale(mut self) -> BatchNorm {
-        self.affine.scale = false;
+        self.affine.scale = Setting::set(false);
         self
     }
 
@@ -95,7 +97,7 @@ impl BatchNorm {
     #[must_use]
     #[doc(alias = "gamma_initializer")]
     pub fn gamma(mut self, init: Init) -> BatchNorm {
-        self.affine.gamma = init;
+        self.affine.gamma = Setting::set(init);
         self
     }
 
@@ -103,7 +105,7 @@ impl BatchNorm {
     #[must_use]
     #[doc(alias = "axis")]
     pub fn layout(mut self, layout: Layout) -> BatchNorm {
-        self.affine.layout = layout;
+        self.affine.layout = Setting::set(layout);
         self
     }
 
@@ -112,7 +114,7 @@ impl BatchNorm {
     #[must_use]
     #[doc(alias = "ghost_batch_norm")]
     pub fn virtual_batch_size(self, examples: usize) -> BatchNorm {
-        BatchNorm { statistics: Statistics::Groups(examples), ..self }
+        BatchNorm { statistics: Setting::set(Statistics::Groups(examples)), ..self }
     }
 
     /// Normalizes with the statistics over the batches of all towers, as one tower with all
@@ -120,7 +122,7 @@ impl BatchNorm {
     #[must_use]
     #[doc(alias = "sync_statistics")]
     pub fn synchronized(self) -> BatchNorm {
-        BatchNorm { statistics: Statistics::AllTowers, ..self }
+        BatchNorm { statistics: Setting::set(Statistics::AllTowers), ..self }
     }
 
     /// Normalizes with the running statistics in training too, without updating them. Scale and
@@ -128,7 +130,7 @@ impl BatchNorm {
     #[must_use]
     #[doc(alias = "frozen_batch_norm")]
     pub fn use_running(self) -> BatchNorm {
-        BatchNorm { statistics: Statistics::Running, ..self }
+        BatchNorm { statistics: Setting::set(Statistics::Running), ..self }
     }
 
     /// Corrects scale and shift towards the running statistics, at most by these: see
@@ -146,31 +148,38 @@ impl BatchNorm {
     /// Applies this activation to the result.
     #[must_use]
     pub fn activation(self, activation: Activation) -> BatchNorm {
-        BatchNorm { activation, ..self }
+        BatchNorm { activation: Setting::set(activation), ..self }
     }
 
     /// Applies the layer, creating (or sharing) `name/gamma`, `name/beta`, `name/mean/EMA` and
     /// `name/variance/EMA`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
+        t.with_scope_defaults(self).build(t, name, x)
+    }
+
+    /// Applies the layer with these settings, whatever the scope's defaults are.
+    #[track_caller]
+    pub(super) fn build(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
+        let affine = self.affine.values();
         t.layer(name, x, |t| {
             if x.is_poison() {
                 return x.clone();
             }
-            let layout = self.affine.layout;
+            let layout = affine.layout;
             let nhwc = layout.to_nhwc(x);
             let Some(channels) = channels(&nhwc, 2..) else {
                 let why = format!("expected [batch, ..., channels] with known channels, got {}", x.shape());
                 return x.fail("BatchNorm", Error::shape(why));
             };
-            let gamma = self.affine.gamma(t, x, channels);
-            let beta = self.affine.beta(t, x, channels);
+            let gamma = affine.gamma(t, x, channels);
+            let beta = affine.beta(t, x, channels);
             let model = |name: &str, init: f64| {
                 let spec = VariableSpec::new(name, [channels]).init(Init::Constant(init));
                 t.variable(spec.dtype(variable_dtype(x.dtype())).model())
             };
             let running = [model("mean/EMA", 0.0), model("variance/EMA", 1.0)];
-            let source = if t.is_training() { self.statistics } else { Statistics::Running };
+            let source = if t.is_training() { *self.statistics } else { Statistics::Running };
             let nhwc = match source {
                 Statistics::Groups(examples) => nhwc.split_dim(0, &[-1, examples as isize]),
                 _ => nhwc,
@@ -179,7 +188,7 @@ impl BatchNorm {
                 return nhwc;
             }
             let (mean, variance) = self.mean_and_variance(t, source, &nhwc, &running);
-            let deviation = |variance: &Tensor| (variance + self.affine.epsilon).rsqrt();
+            let deviation = |variance: &Tensor| (variance + affine.epsilon).rsqrt();
             let mut scale = deviation(&variance);
             let mut shift = beta.map(|beta| beta.value().clone());
             if let (Some((rmax, dmax)), true) = (self.renorm, source == Statistics::Batch) {
@@ -276,9 +285,25 @@ impl BatchNorm {
             return;
         }
         for (running, new) in running.iter().zip(statistics) {
-            let new = new.stop_gradient() * (1.0 - self.momentum);
-            let update = running.update(|r| r * self.momentum + new);
+            let new = new.stop_gradient() * (1.0 - *self.momentum);
+            let update = running.update(|r| r * *self.momentum + new);
             t.graph().add_op_to_collection(UPDATE_OPS, &update);
+        }
+    }
+}
+
+impl ScopedLayer for BatchNorm {
+    fn blank() -> BatchNorm {
+        BatchNorm::new()
+    }
+
+    fn or(&self, scope: &BatchNorm) -> BatchNorm {
+        BatchNorm {
+            affine: self.affine.or(&scope.affine),
+            momentum: self.momentum.or(&scope.momentum),
+            statistics: self.statistics.or(&scope.statistics),
+            renorm: self.renorm,
+            activation: self.activation.or(&scope.activation),
         }
     }
 }

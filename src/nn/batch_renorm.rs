@@ -88,6 +88,6 @@ impl BatchRenorm {
             let why = format!("rmax must be at least 1 and dmax at least 0, got {rmax} and {dmax}");
             return x.fail("BatchRenorm", Error::argument(why));
         }
-        self.norm.apply(t, name, x)
+        self.norm.build(t, name, x)
     }
 }

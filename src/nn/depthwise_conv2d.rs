@@ -1,6 +1,8 @@
 //! The depthwise convolution layer.
 
+use super::argscope::ScopedLayer;
 use super::bias::channels;
+use super::setting::Setting;
 use super::{Activation, Conv2d};
 use crate::graph::{Init, Tensor};
 use crate::ops::{Layout, Padding};
@@ -11,21 +13,21 @@ use tensorpack_tensor::Error;
 /// shape `[height, width, 1, channels * multiplier]`.
 #[derive(Clone, Debug)]
 pub struct DepthwiseConv2d {
-    multiplier: usize,
+    multiplier: Setting<usize>,
     conv: Conv2d,
 }
 
 impl DepthwiseConv2d {
     /// Creates a layer with one filter per channel and a square kernel.
     pub fn new(kernel: usize) -> DepthwiseConv2d {
-        DepthwiseConv2d { multiplier: 1, conv: Conv2d::new(1, kernel) }
+        DepthwiseConv2d { multiplier: Setting::unset(1), conv: Conv2d::new(1, kernel) }
     }
 
     /// Sets the number of filters per input channel (default: 1). The outputs of one input channel
     /// are adjacent.
     #[must_use]
     pub fn multiplier(self, multiplier: usize) -> DepthwiseConv2d {
-        DepthwiseConv2d { multiplier, ..self }
+        DepthwiseConv2d { multiplier: Setting::set(multiplier), ..self }
     }
 
     /// Sets the stride in both directions (default: 1).
@@ -64,6 +66,17 @@ impl DepthwiseConv2d {
         DepthwiseConv2d { conv: self.conv.init(init), ..self }
     }
 
+    /// Adds this penalty of the weights `W`, such as [`l2_regularizer`](super::l2_regularizer), to the
+    /// regularization losses: see
+    /// [`regularize_cost_from_collection`](super::regularize_cost_from_collection).
+    #[must_use]
+    pub fn regularizer(
+        self,
+        regularizer: impl Fn(&Tensor) -> Tensor + Send + Sync + 'static,
+    ) -> DepthwiseConv2d {
+        DepthwiseConv2d { conv: self.conv.regularizer(regularizer), ..self }
+    }
+
     /// Applies ReLU to the result.
     #[must_use]
     pub fn relu(self) -> DepthwiseConv2d {
@@ -82,10 +95,21 @@ impl DepthwiseConv2d {
         if x.is_poison() {
             return x.clone();
         }
-        let Some(inputs) = channels(&self.conv.image_layout().to_nhwc(x), 4..=4) else {
+        let DepthwiseConv2d { multiplier, conv } = t.with_scope_defaults(self);
+        let Some(inputs) = channels(&conv.image_layout().to_nhwc(x), 4..=4) else {
             let why = format!("expected images with known channels, got {}", x.shape());
             return x.fail("DepthwiseConv2d", Error::shape(why));
         };
-        self.conv.clone().groups(inputs).channels(inputs.saturating_mul(self.multiplier)).apply(t, name, x)
+        conv.groups(inputs).channels(inputs.saturating_mul(*multiplier)).build(t, name, x)
+    }
+}
+
+impl ScopedLayer for DepthwiseConv2d {
+    fn blank() -> DepthwiseConv2d {
+        DepthwiseConv2d::new(0)
+    }
+
+    fn or(&self, scope: &DepthwiseConv2d) -> DepthwiseConv2d {
+        DepthwiseConv2d { multiplier: self.multiplier.or(&scope.multiplier), conv: self.conv.or(&scope.conv) }
     }
 }

@@ -1,6 +1,6 @@
 //! Trainable parameters of layers, cast to the data type of the computation.
 
-use crate::graph::{Tensor, VariableSpec};
+use crate::graph::{Tensor, Variable, VariableSpec};
 use crate::tower::TowerContext;
 use tensorpack_tensor::DType;
 
@@ -14,7 +14,12 @@ pub(super) fn variable_dtype(dtype: DType) -> DType {
 /// contractions widen `x`: see [`TowerContext::full_precision`].
 #[track_caller]
 pub(super) fn parameter(t: &TowerContext, spec: VariableSpec, x: &Tensor) -> Tensor {
-    let variable = t.variable(spec.dtype(variable_dtype(x.dtype())));
+    cast_parameter(t, &t.variable(spec.dtype(variable_dtype(x.dtype()))), x)
+}
+
+/// Casts the variable of a layer to the data type of `x`, as [`parameter`] does.
+#[track_caller]
+pub(super) fn cast_parameter(t: &TowerContext, variable: &Variable, x: &Tensor) -> Tensor {
     let widens = t.graph().contractions() == Some(DType::F32);
     if widens { variable.value().clone() } else { variable.cast(x.dtype()) }
 }

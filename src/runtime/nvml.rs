@@ -78,14 +78,19 @@ impl Nvml {
         Ok(nvml)
     }
 
-    /// Returns what every GPU of the machine does now, in NVML's order. `CUDA_VISIBLE_DEVICES` has
-    /// no effect on it.
-    pub(crate) fn gpus(&self) -> Result<Vec<GpuUse>> {
+    /// Returns the number of GPUs of the machine.
+    pub(crate) fn count(&self) -> Result<u32> {
         let mut count = 0;
         // SAFETY: the library is initialized, see `open_library`, and `count` is a valid place for
         // the result.
         succeeded("nvmlDeviceGetCount_v2", unsafe { (self.count)(&mut count) })?;
-        (0..count).map(|index| self.gpu(index)).collect()
+        Ok(count)
+    }
+
+    /// Returns what every GPU of the machine does now, in NVML's order. `CUDA_VISIBLE_DEVICES` has
+    /// no effect on it.
+    pub(crate) fn gpus(&self) -> Result<Vec<GpuUse>> {
+        (0..self.count()?).map(|index| self.gpu(index)).collect()
     }
 
     fn gpu(&self, index: c_uint) -> Result<GpuUse> {

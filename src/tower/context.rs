@@ -5,6 +5,7 @@ use crate::graph::{
     Sharing, Tensor, Variable, VariableSpec,
 };
 use crate::optim::Ema;
+use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
@@ -51,6 +52,8 @@ pub struct TowerContext {
     frozen: bool,
     /// What is done to the value of every variable, outermost scope first.
     remaps: Vec<Remap>,
+    /// The defaults of the scopes for types of layers, outermost scope first.
+    layer_defaults: Vec<Rc<dyn Any>>,
     /// The nesting depth of layers.
     depth: usize,
     /// Pending log lines of nested layers. They are logged after the line of the enclosing layer.
@@ -101,6 +104,7 @@ impl TowerContext {
             averaged: false,
             frozen: false,
             remaps: Vec::new(),
+            layer_defaults: Vec::new(),
             depth: 0,
             lines: Rc::default(),
             wire_dtype: None,
@@ -309,6 +313,23 @@ impl TowerContext {
         build(&TowerContext { remaps, ..self.clone() })
     }
 
+    /// Returns the context of an inner scope with these defaults for their type of layer.
+    pub(crate) fn with_layer_defaults(&self, defaults: Rc<dyn Any>) -> TowerContext {
+        let mut t = self.clone();
+        t.layer_defaults.push(defaults);
+        t
+    }
+
+    /// Returns the defaults of the scopes for types of layers, outermost scope first.
+    pub(crate) fn layer_defaults(&self) -> &[Rc<dyn Any>] {
+        &self.layer_defaults
+    }
+
+    /// Returns whether variables are [frozen](TowerContext::freeze_variables).
+    pub(crate) fn freezes_variables(&self) -> bool {
+        self.frozen
+    }
+
     /// Runs `build` in a scope called `name` as a recompute block: training keeps only what the block
     /// takes in, and its gradient computes everything else inside again. Use it for the blocks of a
     /// deep network, to train with less memory at the cost of a second forward pass through them.
@@ -426,8 +447,9 @@ impl TowerContext {
         self.graph.variable(spec.also_in(HYPER_PARAMS), Sharing::Either)
     }
 
-    /// Reports the moving averages of scalars to the monitors. Ignored outside the main training
-    /// tower.
+    /// Reports the moving averages of scalars to the monitors, with the decay of
+    /// [`MovingAverageSummary`](crate::callback::MovingAverageSummary): 0.95 by default. Ignored
+    /// outside the main training tower.
     #[doc(alias = "add_moving_summary")]
     #[track_caller]
     pub fn moving_summary(&self, scalars: &[&Tensor]) {
@@ -435,6 +457,62 @@ impl TowerContext {
             for tensor in scalars {
                 self.graph.add_to_collection(MOVING_SUMMARIES, tensor);
             }
+        }
+    }
+
+    /// Like [`TowerContext::moving_summary`], with a decay of its own for these scalars: at least 0,
+    /// which reports the last value, and below 1.
+    #[track_caller]
+    pub fn moving_summary_with_decay(&self, decay: f64, scalars: &[&Tensor]) {
+        if !(0.0..1.0).contains(&decay) {
+            let why = format!("the decay of a moving average must be at least 0 and below 1, not {decay}");
+            return self.graph.record("moving_summary_with_decay", scalars, Error::argument(why));
+        }
+        self.moving_summary(scalars);
+        scalars.iter().for_each(|scalar| self.graph.set_summary_decay(scalar, decay));
+    }
+
+    /// Reports how active each of these tensors is, once per epoch: the fraction of zeros
+    /// (`activation-summary/NAME-sparsity`), the root mean square (`activation-summary/NAME-rms`) and
+    /// a histogram (`NAME`). Ignored outside the main training tower.
+    ///
+    /// ```
+    /// # use tensorpack::prelude::*;
+    /// # let graph = Graph::new();
+    /// # let t = &TowerContext::training(&graph);
+    /// # let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(4)]));
+    /// let hidden = Linear::new(8).relu().apply(t, "fc0", &x).named("hidden");
+    /// t.activation_summary(&[&hidden]);
+    /// # assert!(graph.find_tensor("activation-summary/hidden-rms").is_some());
+    /// # graph.freeze().unwrap();
+    /// ```
+    #[doc(alias = "add_activation_summary")]
+    #[track_caller]
+    pub fn activation_summary(&self, activations: &[&Tensor]) {
+        if !self.is_main_training_tower() {
+            return;
+        }
+        for x in activations.iter().filter(|x| !x.is_poison()) {
+            let full = x.name();
+            let scope = self.tower_scope().map(|scope| format!("{scope}/"));
+            let name = scope.and_then(|scope| full.strip_prefix(&scope)).unwrap_or(&full);
+            if x.rank() == 0 || !x.dtype().is_float() {
+                let why = format!("{name} is {}{}, not an activation", x.dtype(), x.shape());
+                let e =
+                    Error::argument(why).note("it needs floating-point values and at least one dimension");
+                self.graph.record("activation_summary", &[x], e);
+                continue;
+            }
+            let scalar = |what: &str| format!("activation-summary/{name}-{what}");
+            // Once, even if it is called again for the same tensor.
+            if self.graph.find_tensor(&scalar("rms")).is_some() {
+                continue;
+            }
+            let zeros = x.equal(&(*x * 0.0)).cast(DType::F32).mean();
+            let rms = x.cast(x.dtype().widened()).square().mean().sqrt();
+            self.graph.at_root(|| {
+                self.summary(&[&zeros.named(&scalar("sparsity")), &rms.named(&scalar("rms")), x]);
+            });
         }
     }
 

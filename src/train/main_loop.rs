@@ -174,7 +174,7 @@ impl MainLoop<'_> {
             return Ok(None);
         }
         self.state.session.begin_undo_log()?;
-        HostState::capture(self.state, self.callbacks, self.input.as_deref())
+        HostState::capture(self.state, self.callbacks, &*self.iteration, self.input.as_deref())
             .map(|host| Some(host.not_started()))
     }
 
@@ -206,7 +206,7 @@ impl MainLoop<'_> {
         let mut before_step = match start {
             Some(_) => {
                 self.state.session.discard_undo_log()?;
-                Some(HostState::capture(self.state, self.callbacks, self.input.as_deref())?)
+                Some(HostState::capture(self.state, self.callbacks, &*self.iteration, self.input.as_deref())?)
             }
             None => None,
         };
@@ -327,7 +327,9 @@ impl MainLoop<'_> {
         let saves = self.saves();
         let requested = self.state.save_request.clone().unwrap_or_default();
         let before = match saves {
-            true => Some(HostState::capture(self.state, self.callbacks, self.input.as_deref())?),
+            true => {
+                Some(HostState::capture(self.state, self.callbacks, &*self.iteration, self.input.as_deref())?)
+            }
             false => None,
         };
         if saves {
@@ -431,7 +433,7 @@ impl MainLoop<'_> {
             self.set_activity("saving");
             self.callbacks.place().set(Doing::Save);
         }
-        resume::commit(self.state, self.callbacks, self.input.as_deref())
+        resume::commit(self.state, self.callbacks, &*self.iteration, self.input.as_deref())
     }
 
     /// Compares this state with the checkpoint that was taken at it, if that is what this process is for.

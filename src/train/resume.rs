@@ -1,6 +1,6 @@
 //! Checkpointing and resuming a run: capture, restore, and the checks between.
 
-use super::ranks;
+use super::{Iteration, ranks};
 use crate::callback::{Callbacks, Position, TrainState};
 use crate::distributed::ProcessGroup;
 use crate::graph::{Frozen, VariableInfo};
@@ -26,6 +26,7 @@ impl HostState {
     pub(super) fn capture(
         state: &TrainState,
         callbacks: &Callbacks,
+        iteration: &dyn Iteration,
         input: Option<&dyn InputSource>,
     ) -> Result<HostState> {
         let position = state.position();
@@ -40,6 +41,7 @@ impl HostState {
             "stop": state.stop_reason,
             "stop_criteria": callbacks.stop_criteria(),
             "input": input.map_or(Value::Null, |i| i.state()),
+            "iteration": iteration.state(),
             "callbacks": callbacks.state(),
             "monitors": state.monitors.state(),
         });
@@ -76,6 +78,7 @@ impl HostState {
 pub(super) fn commit(
     state: &mut TrainState,
     callbacks: &Callbacks,
+    iteration: &dyn Iteration,
     input: Option<&dyn InputSource>,
 ) -> Result<()> {
     let Some(request) = state.save_request.take() else {
@@ -83,7 +86,7 @@ pub(super) fn commit(
     };
     // Before anything is copied: there is at most one copy.
     state.checkpoints.as_mut().map_or(Ok(()), CheckpointWriter::join)?;
-    let host = HostState::capture(state, callbacks, input)?;
+    let host = HostState::capture(state, callbacks, iteration, input)?;
     for (tag, site) in &request.tags {
         check_tag(tag).map_err(|e| e.at(*site))?;
     }
@@ -140,6 +143,7 @@ pub(super) fn restore(
     state: &mut TrainState,
     checkpoint: &Checkpoint,
     callbacks: &mut Callbacks,
+    iteration: &mut dyn Iteration,
 ) -> Result<()> {
     let saved = &checkpoint.state;
     check_settings(state, &saved["settings"])?;
@@ -167,6 +171,10 @@ pub(super) fn restore(
         }
     }
     callbacks.load_state(&saved["callbacks"])?;
+    // Earlier versions did not save it.
+    if !saved["iteration"].is_null() {
+        iteration.load_state(&saved["iteration"])?;
+    }
     // Earlier versions saved only runs that had started.
     state.resumed = saved["started"].as_bool().unwrap_or(true);
     Ok(())

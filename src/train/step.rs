@@ -30,6 +30,20 @@ pub trait Iteration {
         let _ = graph;
         Ok(())
     }
+
+    /// Returns what a resumed run needs to continue after the current step, such as counters or the
+    /// loss that decides about the next step. Called between steps. [`Value::Null`], the default, if
+    /// there is nothing.
+    fn state(&self) -> Value {
+        Value::Null
+    }
+
+    /// Restores what [`Iteration::state`] returned. Called once, before the first step of a resumed
+    /// run, unless the state is [`Value::Null`]. Does nothing by default.
+    fn load_state(&mut self, state: &Value) -> Result<()> {
+        let _ = state;
+        Ok(())
+    }
 }
 
 impl Iteration for Box<dyn Iteration> {
@@ -43,6 +57,14 @@ impl Iteration for Box<dyn Iteration> {
 
     fn check(&self, graph: &Frozen) -> Result<()> {
         (**self).check(graph)
+    }
+
+    fn state(&self) -> Value {
+        (**self).state()
+    }
+
+    fn load_state(&mut self, state: &Value) -> Result<()> {
+        (**self).load_state(state)
     }
 }
 

@@ -251,7 +251,7 @@ impl Trainer {
             None => saved,
         };
         if let Some((folder, checkpoint)) = &saved {
-            resume::restore(&mut state, checkpoint, &mut self.callbacks)?;
+            resume::restore(&mut state, checkpoint, &mut self.callbacks, iteration)?;
             drop(reading);
             let Progress { epoch_num, global_step, .. } = state.progress;
             log::info!("resuming {} at epoch {epoch_num}, step {global_step}", folder.display());

@@ -1,6 +1,7 @@
 //! Tests of layers: values computed by PyTorch in float64, several towers, variables, logs and
 //! errors.
 
+mod argscope;
 mod bad_input;
 mod batch_renorm;
 mod batch_norm;

@@ -9,7 +9,7 @@ use std::path::Path;
 use tensorpack::prelude::DType;
 
 /// Public names without a row, with the reason.
-const LEFT_OUT: [(&str, &str); 15] = [
+const LEFT_OUT: [(&str, &str); 19] = [
     ("print", "writes a line, on the CPU engine alone"),
     ("print_every", "writes a line, on the CPU engine alone"),
     ("Activation", "is an argument of layers"),
@@ -21,6 +21,10 @@ const LEFT_OUT: [(&str, &str); 15] = [
     ("l1_regularizer", "differs from the other regularizer in the function alone"),
     ("l2_regularizer", "is part of the cost"),
     ("regularize_cost", "is part of the cost"),
+    ("regularize_cost_from_collection", "is part of the cost"),
+    ("Layer", "is a trait"),
+    ("LinearWrap", "applies other layers"),
+    ("ScopedLayer", "is a trait"),
     ("Gradient", "is what optimizers are handed"),
     ("Optimizer", "is a trait"),
     ("LOSS_SCALE", "is a name"),

@@ -278,3 +278,55 @@ fn averaging_requires_the_same_variables_in_all_towers() {
         assert!(e.message().contains("tower"), "{e}");
     }
 }
+
+/// Halves a variable in every third step, counted by the step itself.
+struct EveryThird {
+    halve: Fetch,
+    steps: u64,
+    fail_at: u64,
+}
+
+impl Iteration for EveryThird {
+    fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
+        if self.steps == self.fail_at {
+            return Err(Error::argument("failed on purpose"));
+        }
+        if self.steps % 3 == 2 {
+            cx.run(&self.halve)?;
+        }
+        self.steps += 1;
+        Ok(())
+    }
+
+    fn state(&self) -> serde_json::Value {
+        self.steps.into()
+    }
+
+    fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
+        self.steps = state.as_u64().ok_or_else(|| Error::argument(format!("{state} is no count")))?;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_step_has_state_that_a_resumed_run_gets_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |logdir: &str, fail_at| {
+        let graph = Graph::new();
+        let v = counter(&TowerContext::training(&graph), "v");
+        let halve = v.update(|v| v * 0.5 + 1.0);
+        let config = RunConfig::new()
+            .logdir(folder.path().join(logdir))
+            .callback(PeriodicTrigger::new(ModelSaver::new()).every_k_steps(1))
+            .steps_per_epoch(3)
+            .max_epoch(3);
+        let step = EveryThird { halve: Fetch::from(&halve), steps: 0, fail_at };
+        Trainer::new(&graph).train_with_defaults(config, step)
+    };
+    let value = |trained: tensorpack::train::Trained| trained.session.read("v").unwrap().to_scalar().unwrap();
+    let whole = value(run("whole", 100).unwrap());
+    // Three halvings in nine steps.
+    assert_eq!(whole, 1.75);
+    assert!(run("parts", 4).is_err());
+    assert_eq!(value(run("parts", 100).unwrap()), whole);
+}

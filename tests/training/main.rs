@@ -46,6 +46,7 @@ mod slow_disk;
 mod standard_error;
 mod statistics;
 mod stops;
+mod summaries;
 mod terminal;
 mod timeline;
 mod tower_functions;

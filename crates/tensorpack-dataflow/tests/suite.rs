@@ -8,3 +8,4 @@ mod fetch;
 mod offline;
 mod parallel;
 mod pipelines;
+mod rand_augment;

@@ -32,6 +32,8 @@ mod noise;
 mod augment_ext;
 mod mix;
 mod draw;
+mod enhance;
+mod rand_augment;
 
 pub use affine::{Affine, Rotation, RotationAndCropValid, Shift};
 pub use augment_ext::AugmentExt;
@@ -50,6 +52,7 @@ pub use mix::{CutMix, Mixup};
 pub use noise::{GaussianNoise, JpegNoise, SaltPepperNoise};
 pub use normalize::{MeanVarianceNormalize, MinMaxNormalize};
 pub use paste::Paste;
+pub use rand_augment::{RandAugment, RandAugmentOp};
 pub use random_choice::{RandomApply, RandomChoose, RandomOrder};
 pub use random_resized_crop::RandomResizedCrop;
 pub use resize::{Interpolation, resize};
