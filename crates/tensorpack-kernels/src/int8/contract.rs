@@ -145,6 +145,12 @@ impl Int8Contract {
         self.taps() * ROWS * size_of::<*const u8>()
     }
 
+    /// Returns whether this contraction supports [`Operands::bias`]: it does not, since what is added
+    /// to a sum comes after its scales.
+    pub fn takes_bias(&self) -> bool {
+        false
+    }
+
     /// Returns how the first phase packs the right operand, which is all it does; see
     /// [`Contract::packing`](crate::Contract::packing).
     pub fn packing(&self) -> FilterPacking {
@@ -159,7 +165,7 @@ impl Int8Contract {
     }
 
     /// Runs one chunk, and calls `finish` for each block of the output once it is final, like
-    /// [`Contract::run_f32`](crate::Contract::run_f32). The bias is ignored.
+    /// [`Contract::run_f32`](crate::Contract::run_f32).
     ///
     /// # Safety
     /// Same as [`Contract::run_f32`](crate::Contract::run_f32), with the memory sizes and chunks of
