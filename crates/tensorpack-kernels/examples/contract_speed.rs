@@ -158,7 +158,7 @@ fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv
 /// The products and convolutions of bytes, with shapes of a transformer and of ResNet-50.
 fn int8_shapes() -> Vec<(String, Int8Contract)> {
     let matmul = |(m, n, k)| (format!("matmul {m}x{k} * {k}x{n}"), Int8Contract::matmul(m, n, k));
-    let conv = |(size, kernel, stride, [from, to])| {
+    let conv = |(size, kernel, stride, [from, to]): (usize, usize, usize, [usize; 2])| {
         let c = Conv2d { batch: 1, ..conv(size, kernel, stride, [from, to]) };
         (format!("conv {kernel}x{kernel}/{stride} {size}x{size} {from}->{to}"), Int8Contract::conv2d(c))
     };
