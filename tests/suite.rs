@@ -14,6 +14,7 @@ mod folded_models;
 mod forks;
 mod fusion;
 mod golden;
+mod int8_models;
 mod layers;
 mod memory;
 mod metrics;

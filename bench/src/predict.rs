@@ -30,6 +30,9 @@ pub(crate) struct PredictArgs {
     /// Leave batch normalization as it is.
     #[arg(long)]
     no_fold: bool,
+    /// Multiply 8-bit integers in large layers.
+    #[arg(long)]
+    int8: bool,
     /// Write the model to this ONNX file, and measure nothing.
     #[arg(long, value_name = "FILE")]
     onnx: Option<PathBuf>,
@@ -49,7 +52,10 @@ pub(crate) fn measure(args: &PredictArgs, started: Instant) -> Result<()> {
         SessionOptions { threads: args.threads, profile: args.profile, ..SessionOptions::default() };
     let config = PredictConfig::from_tower(args.net.tower()?, ["y"]).session(options);
     let predictor = OfflinePredictor::new(config)?;
-    let folded = if args.no_fold { None } else { Some(predictor.folded()?) };
+    let mut folded = if args.no_fold { None } else { Some(predictor.folded()?) };
+    if args.int8 {
+        folded = Some(folded.map_or_else(|| predictor.int8(), |model| model.int8())?);
+    }
     if let Some(path) = &args.onnx {
         let options = OnnxOptions::default();
         return match &folded {

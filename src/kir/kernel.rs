@@ -189,6 +189,10 @@ pub enum Kernel {
         kinds: Vec<ReduceKind>,
     },
     /// A sum of products of two tensors. Each is dense, or a float of 16 bits with any strides.
+    ///
+    /// Forward convolutions, and products of two matrices that are not transposed, also multiply
+    /// u8: a byte `b` stands for the integer `b - 128`. Zeros around an image are the integer 0. The
+    /// result is f32, as near to the sum of integers as f32 is.
     Contract {
         /// The kind and sizes.
         kind: ContractKind,

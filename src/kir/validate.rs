@@ -177,6 +177,8 @@ fn require_dtype(what: &str, found: DType, wanted: &[DType]) -> Result<()> {
 
 /// Types of contractions and pooling; engines compute bf16 and f16 in f32.
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::Bf16, DType::F16];
+/// Types of matrix products and convolutions.
+const INTEGERS_AND_FLOATS: [DType; 5] = [DType::U8, DType::F32, DType::F64, DType::Bf16, DType::F16];
 /// Types of cumulative sums and of the updates of a scatter-add.
 const SUMMABLE: [DType; 6] = [DType::F32, DType::F64, DType::Bf16, DType::F16, DType::I32, DType::I64];
 
@@ -389,10 +391,17 @@ fn reduce(body: &MapBody, reduced: &[bool], kinds: &[ReduceKind], outputs: &[&Bu
 
 fn contract(kind: &ContractKind, lhs: &View, rhs: &View, out: &Buffer) -> Result<()> {
     kind.check()?;
-    require_dtype("the left operand", lhs.dtype, &FLOATS)?;
+    match kind {
+        ContractKind::MatMul(p) if p.batch == 1 && !p.lhs_transposed && !p.rhs_transposed => {
+            require_dtype("the left operand", lhs.dtype, &INTEGERS_AND_FLOATS)?;
+        }
+        ContractKind::Conv2d(_) => require_dtype("the left operand", lhs.dtype, &INTEGERS_AND_FLOATS)?,
+        _ => require_dtype("the left operand", lhs.dtype, &FLOATS)?,
+    }
     require_dtype("the right operand", rhs.dtype, &[lhs.dtype])?;
     // Sums of bf16 may be kept in f32, which they are computed in.
     match lhs.dtype {
+        DType::U8 => require_dtype("the output", out.dtype, &[DType::F32])?,
         DType::Bf16 => require_dtype("the output", out.dtype, &[DType::Bf16, DType::F32])?,
         _ => require_dtype("the output", out.dtype, &[lhs.dtype])?,
     }

@@ -11,10 +11,19 @@ use std::path::Path;
 use std::process::Command;
 use tensorpack_tensor::{ErrorKind, HostTensor};
 
-/// The cases that have no ONNX form: dropout, loops, suppression by given overlaps, and a sum over
-/// unknown dims, which is a gradient.
-const WITHOUT_FORM: &[&str] =
-    &["Attention with drawn dropout", "Attention with dropout", "CtcLoss", "Nms", "Scan", "SumLike", "While"];
+/// The cases that have no ONNX form: dropout, loops, layers that quantize their inputs, suppression
+/// by given overlaps, and a sum over unknown dims, which is a gradient.
+const WITHOUT_FORM: &[&str] = &[
+    "Attention with drawn dropout",
+    "Attention with dropout",
+    "CtcLoss",
+    "Int8Conv2d",
+    "Int8MatMul",
+    "Nms",
+    "Scan",
+    "SumLike",
+    "While",
+];
 /// The cases whose outputs are random.
 const RANDOM: &[&str] = &["Dropout", "Random"];
 

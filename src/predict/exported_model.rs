@@ -149,6 +149,13 @@ impl ExportedModel {
         self.predictor.folded()
     }
 
+    /// Returns the model with large layers that multiply 8-bit integers: see
+    /// [`OfflinePredictor::int8`].
+    #[track_caller]
+    pub fn int8(&self) -> Result<ExportedModel> {
+        self.predictor.int8()
+    }
+
     /// Writes the model to a file: see [`OfflinePredictor::export`].
     pub fn export(&self, path: impl AsRef<Path>) -> Result<()> {
         self.predictor.export(path)

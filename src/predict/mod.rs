@@ -10,12 +10,14 @@ mod exported_model;
 mod feed_errors;
 mod fold;
 mod graph_file;
+mod int8;
 mod module;
 mod multi_tower;
 mod online_predictor;
 mod parallel_towers;
 mod predictor;
 mod quantize;
+mod rewriting;
 
 pub use async_predictor::{AsyncPredictor, Pending};
 pub(crate) use batch_groups::BatchGroups;

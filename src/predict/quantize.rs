@@ -63,7 +63,7 @@ fn scale_name(variable: &str) -> String {
 
 /// Returns integers and the scale of each output channel, the last dimension. Returns `None` for a
 /// tensor that is stored as it is.
-fn quantize(weight: &HostTensor) -> Result<Option<(HostTensor, HostTensor)>> {
+pub(super) fn quantize(weight: &HostTensor) -> Result<Option<(HostTensor, HostTensor)>> {
     let channels = weight.sizes().last().copied().unwrap_or(0);
     let is_float = matches!(weight.dtype(), DType::F32 | DType::F64);
     if !is_float || weight.sizes().len() < 2 || weight.len() < MIN_ELEMENTS {

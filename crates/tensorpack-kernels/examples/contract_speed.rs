@@ -1,12 +1,12 @@
 //! Measures the contractions for shapes of typical models, in GFLOP/s and as a share of the peak,
 //! which a loop of fused multiply-adds measures in the same run. Arguments: number of threads
-//! (default 1), a substring of the shape names to run, and an instruction set or `f64`.
+//! (default 1), a substring of the shape names to run, and an instruction set, `int8` or `f64`.
 
 use std::time::Instant;
 
 use tensorpack_kernels::{
-    Bf16Contract, Bf16Isa, Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad, Isa,
-    MatMul, Operands, Roofline, Team,
+    Bf16Contract, Bf16Isa, Bias, Contract, Conv2d, Conv2dFilterGrad, Conv2dForward, Conv2dInputGrad,
+    Int8Contract, Isa, MatMul, Operands, Roofline, Team,
 };
 use tensorpack_tensor::DType;
 
@@ -125,6 +125,13 @@ fn gflops_bf16(team: &mut Team, isa: Bf16Isa, work: &Bf16Contract) -> f64 {
     })
 }
 
+fn gflops_int8(team: &mut Team, work: &Int8Contract) -> f64 {
+    gflops(team, &sizes!(work, work.shared_bytes()), &|phase, chunk, mem, scratch| {
+        // SAFETY: as above.
+        unsafe { work.run(Isa::detect(), phase, chunk, mem, scratch, &mut |_| ()) }
+    })
+}
+
 fn matmul(threads: usize, [m, n, k]: [usize; 3], lhs_transposed: bool, rhs_transposed: bool) -> MatMul {
     let (lhs_shared, rhs_shared, rhs_panels) = (false, false, false);
     MatMul { batch: 1, m, n, k, lhs_transposed, rhs_transposed, lhs_shared, rhs_shared, rhs_panels, threads }
@@ -146,6 +153,25 @@ fn conv(size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv
         out_size: [out; 2],
         exact: false,
     }
+}
+
+/// The products and convolutions of bytes, with shapes of a transformer and of ResNet-50.
+fn int8_shapes() -> Vec<(String, Int8Contract)> {
+    let matmul = |(m, n, k)| (format!("matmul {m}x{k} * {k}x{n}"), Int8Contract::matmul(m, n, k));
+    let conv = |(size, kernel, stride, [from, to]): (usize, usize, usize, [usize; 2])| {
+        let c = Conv2d { batch: 1, ..conv(size, kernel, stride, [from, to]) };
+        (format!("conv {kernel}x{kernel}/{stride} {size}x{size} {from}->{to}"), Int8Contract::conv2d(c))
+    };
+    let matmuls = [(128, 512, 512), (128, 2048, 512), (128, 512, 2048), (1024, 1024, 1024), (1, 1000, 2048)];
+    let convs = [
+        (56, 1, 1, [64, 256]),
+        (56, 3, 1, [64, 64]),
+        (28, 3, 1, [128, 128]),
+        (14, 1, 1, [1024, 256]),
+        (14, 3, 1, [256, 256]),
+        (7, 3, 1, [512, 512]),
+    ];
+    matmuls.into_iter().map(matmul).chain(convs.into_iter().map(conv)).collect()
 }
 
 /// A contraction in f32 and f64, and in bf16.
@@ -238,6 +264,13 @@ fn main() {
         for (name, _, work) in shapes(team.len()).iter().filter(|s| s.0.contains(only)) {
             let speed = gflops_bf16(&mut team, isa, work);
             report(name, speed, Roofline::measure(&mut team, Isa::Avx512).gflops);
+        }
+    }
+    if ["", "int8"].contains(&with) {
+        println!("int8, {team:?}: share of the f32 peak");
+        for (name, work) in int8_shapes().iter().filter(|s| s.0.contains(only)) {
+            let speed = gflops_int8(&mut team, work);
+            report(name, speed, Roofline::measure(&mut team, Isa::detect()).gflops);
         }
     }
     if ["", "f64"].contains(&with) {

@@ -77,6 +77,7 @@
 //!   micro-kernel
 //! - `conv`: [`Conv2d`] and its gradients, direct or by Winograd; depthwise convolution
 //! - `bf16`: [`Bf16Contract`], products and convolutions of bf16 with f32 sums
+//! - `int8`: [`Int8Contract`], products and convolutions of 8-bit integers with exact sums
 //! - [`expr`], `elementwise`: scalar expressions, and [`Map`], which runs one over every element,
 //!   tile by tile
 //! - `reduce`: [`Reduce`], [`Cumsum`], and the check for NaN and infinity ([`all_finite`])
@@ -103,6 +104,7 @@ mod scalar;
 mod gemm;
 mod conv;
 mod bf16;
+mod int8;
 mod elementwise;
 mod reduce;
 mod pool;
@@ -125,6 +127,7 @@ pub use copy::{Concat, Copy, Pad};
 pub use elementwise::{Map, Operand};
 pub use gather::GatherScatter;
 pub use gemm::{Bias, Block, Contract, FilterPacking, MatMul, Operands};
+pub use int8::Int8Contract;
 pub use nms::Nms;
 pub use pool::Pool;
 pub use random::Random;

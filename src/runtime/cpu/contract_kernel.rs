@@ -1,9 +1,10 @@
-//! Contractions as the CPU engine runs them: in f32 or f64, or of bf16 with f32 sums.
+//! Contractions as the CPU engine runs them: in f32 or f64, of bf16 with f32 sums, or of bytes with
+//! exact sums.
 
 use super::compiled_kernel::Memory;
 use super::epilogue::CompiledEpilogue;
 use super::memory::padded;
-use tensorpack_kernels::{Bf16Contract, Bf16Isa, Block, Contract, FilterPacking};
+use tensorpack_kernels::{Bf16Contract, Bf16Isa, Block, Contract, FilterPacking, Int8Contract};
 use tensorpack_tensor::{DType, Result};
 
 /// A contraction with the type of its operands.
@@ -18,14 +19,17 @@ pub(super) enum ContractKernel {
         isa: Bf16Isa,
         out: DType,
     },
+    /// Operands in u8, sums of integers rounded to f32.
+    Int8(Int8Contract),
 }
 
-/// Calls a method that both kinds of kernels have.
+/// Calls a method that all kinds of kernels have.
 macro_rules! either {
     ($self:ident, $kernel:ident => $call:expr) => {
         match $self {
             ContractKernel::F32($kernel) | ContractKernel::F64($kernel) => $call,
             ContractKernel::Bf16 { kernel: $kernel, .. } => $call,
+            ContractKernel::Int8($kernel) => $call,
         }
     };
 }
@@ -70,6 +74,7 @@ impl ContractKernel {
                 ContractKernel::F32(kernel) => kernel.shared_bytes(DType::F32),
                 ContractKernel::F64(kernel) => kernel.shared_bytes(DType::F64),
                 ContractKernel::Bf16 { kernel, .. } => kernel.shared_bytes(),
+                ContractKernel::Int8(kernel) => kernel.shared_bytes(),
             }
     }
 
@@ -86,6 +91,7 @@ impl ContractKernel {
     pub(super) fn packing(&self) -> Option<FilterPacking> {
         match self {
             ContractKernel::F32(kernel) => kernel.packing(),
+            ContractKernel::Int8(kernel) => Some(kernel.packing()),
             _ => None,
         }
     }
@@ -123,6 +129,9 @@ impl ContractKernel {
                         operands.shared = operands.shared.add(self.sums_bytes());
                     }
                     kernel.run(*isa, phase, chunk, operands, scratch, finish);
+                }
+                ContractKernel::Int8(kernel) => {
+                    kernel.run(m.isa, phase, chunk, m.operands(epilogue), scratch, finish);
                 }
             }
         }

@@ -282,10 +282,11 @@ impl<'a> Fusion<'a> {
             let Some(KernelNode { kernel: Kernel::Map(map), outputs, origin }) = &self.nodes[*user] else {
                 continue;
             };
+            let stored = self.program.buffer(outputs[0]).dtype;
             let fits = map.sizes == buffer.sizes
                 && map.sizes.last() == Some(&columns)
                 && outputs.len() == 1
-                && [buffer.dtype, operands].contains(&self.program.buffer(outputs[0]).dtype)
+                && (stored == buffer.dtype || stored == operands && operands.is_narrow_float())
                 && map.operands.iter().filter(|v| v.buffer == made).all(|v| v.is_whole(&buffer.sizes));
             if !fits {
                 continue;

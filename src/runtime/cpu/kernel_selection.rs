@@ -2,7 +2,7 @@
 
 use super::contract_kernel::ContractKernel;
 use crate::kir::{self, ContractKind};
-use tensorpack_kernels::{self as kernels, Bf16Contract, Bf16Isa};
+use tensorpack_kernels::{self as kernels, Bf16Contract, Bf16Isa, Int8Contract};
 use tensorpack_tensor::{DType, Error, Result};
 
 /// Attributes of a contraction that only the CPU engine has.
@@ -38,7 +38,7 @@ pub(super) fn contraction(
     attributes: ContractAttributes,
 ) -> Result<ContractKernel> {
     let bf16 = match (dtype, attributes.bf16) {
-        (DType::F32 | DType::F64, _) => None,
+        (DType::F32 | DType::F64 | DType::U8, _) => None,
         (DType::Bf16, Some(isa)) if multiplies_bf16(kind) => Some(isa),
         _ => return Err(Error::dtype(format!("this CPU has no kernel for a contraction of {dtype}"))),
     };
@@ -54,6 +54,13 @@ pub(super) fn contraction(
         out_size: c.out_size,
         exact: attributes.exact,
     };
+    if dtype == DType::U8 {
+        return Ok(ContractKernel::Int8(match kind {
+            ContractKind::MatMul(p) => Int8Contract::matmul(p.m, p.n, p.k),
+            ContractKind::Conv2d(c) => Int8Contract::conv2d(conv2d(c)),
+            _ => return Err(Error::dtype("this contraction has no kernel for u8")),
+        }));
+    }
     // Wraps a descriptor in the kernel for its type.
     macro_rules! kernel {
         ($kernel:expr) => {

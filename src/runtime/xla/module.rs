@@ -511,8 +511,20 @@ impl<'a> ModuleWriter<'a> {
         if lhs.is_empty() || rhs.is_empty() || sizes.contains(&0) {
             return self.w.splat(0.0, dtype, sizes);
         }
-        let y = contract::write(&mut self.w, kind, lhs, rhs, self.precision);
+        let [lhs, rhs] = [lhs, rhs].map(|operand| match operand.element {
+            Element::Of(DType::U8) => self.integers(operand),
+            _ => operand.clone(),
+        });
+        let y = contract::write(&mut self.w, kind, &lhs, &rhs, self.precision);
         self.w.reshape(&y, sizes)
+    }
+
+    /// Prints the integers that the bytes of a contraction stand for, in f32: not every backend
+    /// convolves integers, and these are exact in all types that a device multiplies f32 in.
+    fn integers(&mut self, bytes: &Value) -> Value {
+        let numbers = self.w.convert(bytes, DType::F32);
+        let zero = self.w.splat(128.0, DType::F32, &bytes.sizes);
+        self.w.like("subtract", &[&numbers, &zero])
     }
 
     /// Prints the check of a step and its results.

@@ -12,7 +12,7 @@ use crate::conv::correlation::{Blocking, Correlation, PACK_COLS};
 use crate::conv::winograd::Winograd;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::amx::Amx;
-use crate::gemm::contract::{Contract, FilterPacking, Float, Operands, PairContract};
+use crate::gemm::contract::{Contract, FilterPacking, Float, Operands, PackedForm, PairContract};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Pairs512;
 use crate::{Bf16Isa, Block, Isa};
@@ -361,12 +361,13 @@ macro_rules! impl_contract {
                 let sums = self.sums();
                 let ([height, width], channels) =
                     (sums.conv.kernel, [sums.in_channels(), sums.out_channels()]);
-                let is_winograd = matches!(sums.planned(), Planned::Winograd(_));
+                let form = match sums.planned() {
+                    Planned::Winograd(_) => PackedForm::Winograd,
+                    _ => PackedForm::Direct,
+                };
                 // The classes of pixels of an input gradient depend on more than that.
-                (!sums.backward).then_some(FilterPacking {
-                    sizes: [height, width, channels[0], channels[1]],
-                    is_winograd,
-                })
+                (!sums.backward)
+                    .then_some(FilterPacking { sizes: [height, width, channels[0], channels[1]], form })
             }
 
             fn flops(&self) -> f64 {

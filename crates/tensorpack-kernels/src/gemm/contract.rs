@@ -67,8 +67,18 @@ impl<T> Bias<T> {
 pub struct FilterPacking {
     /// Height, width, input and output channels.
     pub(crate) sizes: [usize; 4],
-    /// Whether the filter is transformed, too.
-    pub(crate) is_winograd: bool,
+    pub(crate) form: PackedForm,
+}
+
+/// What a packed filter consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum PackedForm {
+    /// Its own elements.
+    Direct,
+    /// Its Winograd transform.
+    Winograd,
+    /// Signed bytes in groups, and the offset of each column.
+    Int8,
 }
 
 /// A contraction: a sum of products of two operands, divided into phases and chunks.

@@ -5,6 +5,7 @@
 mod bf16;
 mod conv2d;
 mod depthwise;
+mod int8;
 mod matmul;
 
 use tensorpack_kernels::{Bias, Block, Contract, Isa, Operands};
