@@ -94,7 +94,7 @@ mod tests {
             let mut three = |high| [0; 3].map(|_| draw.between(1, high));
             let (window, stride) = (three(3), three(2));
             let (n, padding) = draw_volume(draw, window);
-            let sizes = [draw.pick(&[1, 2, 0]), n[0], n[1], n[2], draw.pick(&[1, 2, 0])];
+            let sizes = [draw.pick(&[1, 2, 0]), n[0], n[1], n[2], draw.pick(&[1, 2, 3])];
             let options = Pool3dOptions { window, stride, padding };
             Trial::new(vec![Input::floats(draw, sizes, domain)], move |x| vec![op(&x[0], options)])
         })
