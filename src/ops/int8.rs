@@ -241,6 +241,7 @@ mod tests {
     use super::*;
     use crate::graph::Tensor;
     use crate::op_cases::*;
+    use crate::ops::Padding;
     use crate::ops::window::tests::draw_padding;
 
     /// Returns integers below 201 as activations that are quantized exactly in every type: they are
@@ -266,6 +267,9 @@ mod tests {
                 let y = Tensor::apply_one(Int8MatMul, &[&activations(&x[0], &x[2]), &x[1], &x[2]]);
                 vec![y.relu()]
             })
+        })
+        .empty("Int8MatMul", "[0, 8], [8, 3], [3]", "empty [0, 3]", |x| {
+            Tensor::apply_one(Int8MatMul, &[&x[0], &x[1].cast(DType::U8), &x[2]])
         }),
         case("Int8Conv2d", Never("inference only"), |draw| {
             let mut two = |low, high| [draw.between(low, high), draw.between(low, high)];
@@ -285,6 +289,10 @@ mod tests {
                 let op = Int8Conv2d(window);
                 vec![Tensor::apply_one(op, &[&activations(&x[0], &x[2]), &x[1], &x[2]])]
             })
+        })
+        .empty("Int8Conv2d, SAME", "[0, 5, 5, 4], [3, 3, 4, 2], [2]", "empty [0, 5, 5, 2]", |x| {
+            let window = Window { stride: [1; 2], dilation: [1; 2], padding: Padding::Same };
+            Tensor::apply_one(Int8Conv2d(window), &[&x[0], &x[1].cast(DType::U8), &x[2]])
         }),
     ];
 }
