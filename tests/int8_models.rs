@@ -22,8 +22,9 @@ fn predictor(
     let session = predictor.session();
     for v in session.graph().variables() {
         let rng = CounterRng::new(7, &v.name);
-        let values: Vec<f64> =
-            (0..v.sizes.iter().product::<usize>() as u64).map(|i| rng.normal(0, i)).collect();
+        let value =
+            |i| if v.name.ends_with("variance/EMA") { 0.5 + rng.uniform(0, i) } else { rng.normal(0, i) };
+        let values: Vec<f64> = (0..v.sizes.iter().product::<usize>() as u64).map(value).collect();
         session.write(&v.name, &HostTensor::from_f64(v.dtype, v.sizes.clone(), &values).unwrap()).unwrap();
     }
     predictor
@@ -164,7 +165,7 @@ impl ModelDesc for Patterns {
 fn examples(n: u64, stream: &str) -> Vec<HostTensor> {
     let (pattern, noise) = (CounterRng::new(3, "pattern"), CounterRng::new(3, stream));
     let label = |i: u64| (noise.uniform(1, i) * 10.0) as u64;
-    let pixel = |i: u64| pattern.normal(0, label(i / 256) * 256 + i % 256) * 0.3 + noise.normal(0, i);
+    let pixel = |i: u64| pattern.normal(0, label(i / 256) * 256 + i % 256) * 0.4 + noise.normal(0, i);
     let images: Vec<f32> = (0..n * 256).map(|i| pixel(i) as f32).collect();
     let labels: Vec<i32> = (0..n).map(|i| label(i) as i32).collect();
     vec![

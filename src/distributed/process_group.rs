@@ -372,21 +372,28 @@ impl ProcessGroup {
         Ok(())
     }
 
+    /// Waits for a moment until the control plane knows of a failed rank, and returns its error.
+    pub(crate) fn wait_for_cause(&self) -> Option<Error> {
+        let begun = Instant::now();
+        loop {
+            if let Err(cause) = self.rendezvous.check() {
+                return Some(cause);
+            }
+            if begun.elapsed() > NAMING_TIMEOUT {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Names the rank that caused an error of MPI, if the control plane knows it; otherwise says what
     /// all others are doing.
     pub(super) fn explain(&self, e: Error) -> Error {
         if e.kind() == ErrorKind::Peer {
             return e;
         }
-        let begun = Instant::now();
-        loop {
-            if let Err(cause) = self.rendezvous.check() {
-                return cause;
-            }
-            if begun.elapsed() > NAMING_TIMEOUT {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
+        if let Some(cause) = self.wait_for_cause() {
+            return cause;
         }
         let peers = self.rendezvous.peers(NAMING_TIMEOUT);
         let peers = peers.unwrap_or_else(|_| vec![self.rendezvous.coordinator_status()]);

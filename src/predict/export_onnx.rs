@@ -147,6 +147,7 @@ impl OfflinePredictor {
             self.outputs.iter().map(|(_, f)| TensorId { node: f.node, output: f.output.unwrap_or(0) });
         let used: HashSet<TensorId> = read_by_nodes.chain(fetched).collect();
         let mut failures = Vec::new();
+        let mut remedies = Vec::new();
         for &id in &needed.operations {
             let node = frozen.node(id);
             let tensor = |output: usize| TensorId { node: id, output: output as u32 };
@@ -167,6 +168,7 @@ impl OfflinePredictor {
                 Ok(outputs) => values.extend(outputs.into_iter().enumerate().map(|(i, v)| (tensor(i), v))),
                 Err(e) => {
                     failures.push(format!("{}: {} (at {})", node.name, e.message(), node.site));
+                    remedies.extend(e.notes().to_vec());
                     // Stand-ins, to find all operations that cannot be written.
                     for (i, spec) in node.outputs.iter().enumerate() {
                         let name = format!("{}:{i}", node.name);
@@ -180,7 +182,9 @@ impl OfflinePredictor {
             count => {
                 let why = format!("{count} operations cannot be written as ONNX; nothing was written");
                 let error = Error::new(ErrorKind::Unsupported, why);
-                Err(failures.into_iter().fold(error, Error::note))
+                remedies.sort();
+                remedies.dedup();
+                Err(failures.into_iter().chain(remedies).fold(error, Error::note))
             }
         }
     }

@@ -5,6 +5,7 @@ use super::executor::{Feed, RunInfo};
 use super::lowering::{Lowered, Source};
 use super::session::{Session, State, check_finite_feeds, is_finite, request};
 use super::value_errors::next_value_not_finite;
+use crate::distributed::ProcessGroup;
 use crate::graph::{Fetch, VariableInfo};
 use crate::kir::BufferKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,7 +36,11 @@ impl Session {
     /// Returns whether other processes train together with this one. They search, too, and the
     /// search contains the all-reduces of the run: either all processes search or none.
     fn has_other_processes(&self) -> bool {
-        self.options.process_group.as_ref().is_some_and(|group| group.size() > 1)
+        self.other_processes().is_some()
+    }
+
+    fn other_processes(&self) -> Option<&ProcessGroup> {
+        self.options.process_group.as_deref().filter(|group| group.size() > 1)
     }
 
     /// Runs the program again, result by result, and returns an error that names the first result
@@ -49,7 +54,8 @@ impl Session {
     ) -> Error {
         let values: Vec<Feed<'_>> = feeds.iter().map(|(_, value)| *value).collect();
         let bad = |what: &str| Error::new(ErrorKind::NotFinite, what);
-        let several = self.has_other_processes();
+        let group = self.other_processes();
+        let several = group.is_some();
         let mut search = || {
             let request = request(fetches, feeds);
             let source = Source::new(&self.graph, &request, self.reading);
@@ -72,10 +78,19 @@ impl Session {
             let found = state.executor.find_non_finite(&source, run, &values)?;
             Ok(known.or(found))
         };
-        let e = match search() {
+        let found = search();
+        if let (Ok(_), Some(group)) = (&found, group) {
+            // A process that fails ends the search of the others, which may know the result. If one
+            // of them does not come, what this one found is still right.
+            let _ = group.barrier("search", self.deadline());
+        }
+        let e = match found {
             Ok(Some(found)) => found,
-            Ok(None) if several => bad("a gradient or cost is not finite in another process")
-                .note("the error of that process names the result"),
+            Ok(None) if several => match group.and_then(ProcessGroup::wait_for_cause) {
+                Some(cause) => return cause,
+                None => bad("a gradient or cost is not finite in another process")
+                    .note("the error of that process names the result"),
+            },
             Ok(None) => bad("a gradient or cost is not finite, but no result of the search is"),
             // The others may have searched: this process must not go on without them.
             Err(e) if several => return e,

@@ -447,9 +447,8 @@ impl TowerContext {
         self.graph.variable(spec.also_in(HYPER_PARAMS), Sharing::Either)
     }
 
-    /// Reports the moving averages of scalars to the monitors, with the decay of
-    /// [`MovingAverageSummary`](crate::callback::MovingAverageSummary): 0.95 by default. Ignored
-    /// outside the main training tower.
+    /// Reports the moving averages of scalars to the monitors, with the decay of the callback
+    /// `MovingAverageSummary`: 0.95 by default. Ignored outside the main training tower.
     #[doc(alias = "add_moving_summary")]
     #[track_caller]
     pub fn moving_summary(&self, scalars: &[&Tensor]) {

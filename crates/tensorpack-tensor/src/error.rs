@@ -98,6 +98,11 @@ impl Error {
         &self.0.message
     }
 
+    /// Returns the notes.
+    pub fn notes(&self) -> &[String] {
+        &self.0.notes
+    }
+
     /// Prefixes the message with `context`: `conv0/Conv2d: ...`.
     #[must_use]
     pub fn within(mut self, context: impl fmt::Display) -> Error {
