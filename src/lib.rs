@@ -94,4 +94,6 @@ mod documentation {
     struct Memory;
     #[doc = include_str!("../docs/vision.md")]
     struct Vision;
+    #[doc = include_str!("../docs/gans.md")]
+    struct Gans;
 }

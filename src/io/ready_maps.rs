@@ -1,6 +1,8 @@
 //! Weight maps for well-known nets of other packages.
 
 use super::WeightMap;
+use std::panic::Location;
+use tensorpack_tensor::Site;
 
 impl WeightMap {
     /// Names of the ready maps, for [`WeightMap::ready`].
@@ -98,8 +100,9 @@ impl WeightMap {
     }
 
     /// Maps Hugging Face's GPT-2 of any size, as `GPT2Model` has it; `.strip_prefix("transformer.")`
-    /// for a model with a head. Variables have its names with slashes: `wte/W`, `h/0/mlp/c_fc/W`. The
-    /// attention of a layer is `h/0/attn`, a causal
+    /// for a model with a head. The weights `lm_head.weight` of a language model are those of the
+    /// embedding, so they are dropped. Variables have its names with slashes: `wte/W`,
+    /// `h/0/mlp/c_fc/W`. The attention of a layer is `h/0/attn`, a causal
     /// [`MultiHeadAttention`](crate::nn::MultiHeadAttention).
     ///
     /// GPT-2's activation, `gelu_new`, is the approximation with a hyperbolic tangent.
@@ -110,6 +113,7 @@ impl WeightMap {
             .embedding("wpe", "wpe")
             .gpt2_attention("h.{i}.attn", "h/{i}/attn")
             .linear_in_out("h.{i}.mlp.{layer}", "h/{i}/mlp/{layer}")
+            .drop_any("lm_head.weight", Site::from(Location::caller()))
             .same_names()
     }
 

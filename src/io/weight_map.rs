@@ -426,6 +426,11 @@ impl WeightMap {
         self.rule(theirs, theirs, &[Tensor::dropped("", WHOLE)])
     }
 
+    /// Like [`WeightMap::drop`], for tensors that some files do not have.
+    pub(super) fn drop_any(self, theirs: &str, site: Site) -> WeightMap {
+        self.add(theirs, theirs, &[Tensor::dropped("", WHOLE)], When::Always, true, site)
+    }
+
     /// Maps layers that have the same names on both sides, apart from dots and slashes, by the
     /// ranks of their weights: convolutions, linear layers and normalization. Embeddings, which
     /// look like linear layers, and recurrent layers need rules of their own before this one.
@@ -446,7 +451,8 @@ impl WeightMap {
         self
     }
 
-    /// Removes this prefix from all of their names, such as `module.` of `torch.nn.DataParallel`.
+    /// Removes this prefix from those of their names that have it, such as `module.` of
+    /// `torch.nn.DataParallel`. In an [export](crate::io::export_variables), all names get it.
     #[must_use]
     pub fn strip_prefix(self, prefix: impl Into<String>) -> WeightMap {
         WeightMap { prefix: prefix.into(), ..self }
@@ -513,9 +519,7 @@ impl WeightMap {
         let mut values: BTreeMap<String, HostTensor> = BTreeMap::new();
         let mut sums: Vec<(String, Part, HostTensor)> = Vec::new();
         for (name, tensor) in theirs {
-            let stripped = name.strip_prefix(&self.prefix);
-            let Some((i, parts, end)) = stripped.and_then(|stripped| self.rule_of_theirs(stripped, &all))
-            else {
+            let Some((i, parts, end)) = self.rule_of_theirs(name, &all) else {
                 without_rule.push(format!("{name} {}{:?}", tensor.dtype(), tensor.sizes()));
                 continue;
             };
@@ -622,12 +626,14 @@ impl WeightMap {
         name: &str,
         all: &BTreeMap<&str, &HostTensor>,
     ) -> Option<(usize, Parts, &'static str)> {
+        let stripped = name.strip_prefix(&self.prefix).unwrap_or(name);
+        let prefix = &name[..name.len() - stripped.len()];
         self.rules.iter().enumerate().find_map(|(i, rule)| {
             let ends: BTreeSet<&'static str> = rule.tensors.iter().map(|t| t.theirs).collect();
             ends.into_iter().find_map(|end| {
-                let layer = name.strip_suffix(end)?;
+                let layer = stripped.strip_suffix(end)?;
                 let parts = rule.theirs.parts(layer)?;
-                let sibling = |end: &str| all.get(&format!("{}{layer}{end}", self.prefix)[..]);
+                let sibling = |end: &str| all.get(&format!("{prefix}{layer}{end}")[..]);
                 let applies = match rule.when {
                     When::Always => true,
                     When::Has(end) => sibling(end).is_some(),

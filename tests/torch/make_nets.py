@@ -114,6 +114,8 @@ class Gpt2(torch.nn.Module):
         super().__init__()
         config = transformers.GPT2Config(vocab_size=20, n_positions=7, n_embd=8, n_layer=2, n_head=2)
         self.transformer = transformers.GPT2Model(config)
+        # As in files of GPT2LMHeadModel, which ties it to the embedding.
+        self.lm_head = torch.nn.Linear(8, 20, bias=False)
         for name, parameter in self.transformer.named_parameters():
             torch.nn.init.normal_(parameter, std=0.5)
 
