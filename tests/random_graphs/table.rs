@@ -745,7 +745,8 @@ fn images() -> Vec<Row> {
                 let options = NmsOptions { iou_threshold: 0.2, score_threshold: -9.0, max_outputs: k };
                 vec![boxes.nms(x, options), boxes.batched_nms(x, &x.iota_like(-1, DType::I32), options)]
             }; |d| {
-            let x = d.float(|i| i.rank() == 2 && i.len() > 0)?;
+            // Among many scores, two may be too close to each other to have an order.
+            let x = d.float(|i| i.rank() == 2 && (1..=12).contains(&i.len()))?;
             let k = d.between(1, 4);
             draft(&[x], vec![int(k)])
         };

@@ -269,6 +269,14 @@ fn signals_end_the_program_and_remove_the_copy() {
         let words = ["verify", dir.to_str().unwrap()];
         let mut command = crate::command(&[("TMPDIR", copies.to_str().unwrap())], &words, cache.path());
         command.process_group(0).stdout(Stdio::null()).stderr(Stdio::null());
+        // A shell that starts these tests in the background has them ignore SIGINT.
+        let restore = || {
+            // SAFETY: the action is the default one.
+            unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+            Ok(())
+        };
+        // SAFETY: between fork and exec, the closure makes one call, which is allowed there.
+        unsafe { command.pre_exec(restore) };
         let mut running = command.spawn().unwrap();
         let process: i32 = loop {
             match fs::read_to_string(&noted).ok().and_then(|text| text.parse().ok()) {
