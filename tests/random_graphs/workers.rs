@@ -201,8 +201,10 @@ pub(crate) fn supervise() {
         all.tried, all.rows, all.towers, all.narrow, all.tensors, all.kinks, all.infinite, all.refused
     );
     assert!(all.failures.is_empty(), "{} graphs fail:\n{}", all.failures.len(), all.failures.join("\n"));
+    // A sample has one standard deviation more by chance.
+    let most = MOST_KINKS * drawn as f64;
     assert!(
-        all.kinks as f64 <= (MOST_KINKS * drawn as f64).max(3.0),
+        all.kinks as f64 <= (most + most.sqrt()).max(3.0),
         "{} of {drawn} graphs lie near kinks: too many to be drawn again",
         all.kinks
     );
