@@ -47,8 +47,8 @@ pub struct SessionOptions {
     /// Whether to measure the time of each kernel; on XLA, of the host's work for each launch.
     pub profile: bool,
     /// Whether f32 products are computed in full precision. Otherwise the fastest algorithm is
-    /// used: TF32 (10 mantissa bits) on NVIDIA GPUs; Winograd for 3x3 convolutions on the CPU
-    /// engine, whose rounding error is a few times as large.
+    /// used: TF32 (10 mantissa bits) on NVIDIA GPUs; Winograd for 3x3 convolutions, and for 4x4
+    /// ones with stride 2, on the CPU engine, whose rounding error is a few times as large.
     pub full_precision: bool,
     /// Whether [`Session::plan_text`] starts with the program after each compiler pass (CPU engine
     /// only).

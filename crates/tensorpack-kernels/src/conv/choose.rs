@@ -7,6 +7,9 @@
 //! - Winograd F(2x2, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 48 tiles. Outputs
 //!   and input gradients need 24 to 512 channels on both sides; filter gradients need at least 24
 //!   channels on both sides and at most 9216 pairs of channels.
+//! - Winograd F(2x2, 2x2) for 4x4 filters with stride 2, dilation 1, and at least 48 tiles. Outputs
+//!   and input gradients need 32 to 512 channels on one side and 64 to 512 on the other; filter
+//!   gradients need 64 to 512 on both.
 //! - Direct for everything else, and for every convolution with `exact` set.
 //!
 //! Depthwise convolutions have loops of their own (`depthwise`), and 1x1 convolutions are folded
@@ -15,10 +18,13 @@
 
 use super::conv2d::Conv2d;
 use super::correlation::Correlation;
+use super::winograd_stride2::{self, WinogradStride2};
 use super::winograd_transform::TILE;
 
-/// With fewer channels on either side, the transforms cost more than the saved products.
+/// With fewer channels on either side, the transforms cost more than the saved products; the second
+/// is for 4x4 filters with stride 2.
 const MIN_CHANNELS: usize = 24;
+const MIN_CHANNELS_STRIDE2: usize = 32;
 /// With fewer tiles, transforming the filter costs more than the saved products.
 const MIN_TILES: usize = 48;
 /// With more channels, a chunk's transformed tiles outgrow every L2 cache.
@@ -34,12 +40,18 @@ pub(super) enum Algorithm {
     Direct,
     /// F(2x2, 3x3): 16 products for each 2x2 tile of outputs and pair of channels instead of 36.
     Winograd,
+    /// F(2x2, 2x2) in four phases: 36 products for each 2x2 tile of outputs, or 4x4 tile of an input
+    /// gradient, and pair of channels instead of 64.
+    WinogradStride2,
 }
 
 impl Algorithm {
     /// Returns the algorithm for the outputs of a convolution, or for its input gradient.
     pub(super) fn for_outputs(work: &Correlation) -> Algorithm {
         let channels = work.in_channels().max(work.out_channels());
+        if channels >= 2 * MIN_CHANNELS_STRIDE2 && stride2_pays(work) {
+            return Algorithm::WinogradStride2;
+        }
         Algorithm::winograd_if(winograd_pays(work) && channels <= MAX_CHANNELS)
     }
 
@@ -47,6 +59,10 @@ impl Algorithm {
     pub(super) fn for_filter_grad(conv: &Conv2d) -> Algorithm {
         let pairs = conv.in_channels.saturating_mul(conv.out_channels);
         let work = Correlation { conv: *conv, backward: false };
+        let channels = conv.in_channels.min(conv.out_channels);
+        if channels >= 2 * MIN_CHANNELS_STRIDE2 && stride2_pays(&work) {
+            return Algorithm::WinogradStride2;
+        }
         Algorithm::winograd_if(winograd_pays(&work) && pairs <= MAX_CHANNEL_PAIRS)
     }
 
@@ -55,18 +71,31 @@ impl Algorithm {
     }
 }
 
-/// Returns whether the Winograd transforms apply to this convolution and save more than they cost.
+/// Returns whether the transforms of F(2x2, 3x3) apply, and save more than they cost.
 fn winograd_pays(work: &Correlation) -> bool {
     let c = &work.conv;
-    let applies = (c.kernel, c.stride, c.dilation) == ([3; 2], [1; 2], [1; 2]) && !c.exact;
-    let [height, width] = work.out_size();
-    let [down, across] = work.out_size().map(|n| n.div_ceil(TILE));
-    // Tiles reach beyond images of odd sizes: at most a fifth of the work may be wasted there.
-    let little_waste = 10 * TILE * TILE * down * across <= 12 * height * width;
-    applies
-        && little_waste
+    (c.kernel, c.stride, c.dilation) == ([3; 2], [1; 2], [1; 2])
+        && !c.exact
         && c.in_channels.min(c.out_channels) >= MIN_CHANNELS
-        && c.batch * down * across >= MIN_TILES
+        && tiles_fit(work, TILE)
+}
+
+/// Returns whether the transforms for 4x4 filters with stride 2 apply, and save more than they cost.
+fn stride2_pays(work: &Correlation) -> bool {
+    let c = &work.conv;
+    winograd_stride2::applies(c)
+        && !c.exact
+        && c.in_channels.min(c.out_channels) >= MIN_CHANNELS_STRIDE2
+        && c.in_channels.max(c.out_channels) <= MAX_CHANNELS
+        && tiles_fit(work, WinogradStride2::tile(work))
+}
+
+/// Returns whether there are enough tiles with `tile` outputs along each side. Tiles reach beyond
+/// images of other sizes: at most a fifth of the work may be wasted there.
+fn tiles_fit(work: &Correlation, tile: usize) -> bool {
+    let [height, width] = work.out_size();
+    let [down, across] = work.out_size().map(|n| n.div_ceil(tile));
+    10 * tile * tile * down * across <= 12 * height * width && work.conv.batch * down * across >= MIN_TILES
 }
 
 /// The micro-kernel that the direct algorithm uses for a row of outputs.

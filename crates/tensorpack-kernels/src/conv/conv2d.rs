@@ -10,6 +10,7 @@
 use crate::conv::choose::Algorithm;
 use crate::conv::correlation::{Blocking, Correlation, PACK_COLS};
 use crate::conv::winograd::Winograd;
+use crate::conv::winograd_stride2::WinogradStride2;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::amx::Amx;
 use crate::gemm::contract::{Contract, FilterPacking, Float, Operands, PackedForm, PairContract};
@@ -40,8 +41,8 @@ pub struct Conv2d {
     pub pad_low: [usize; 2],
     /// Size of the output images.
     pub out_size: [usize; 2],
-    /// Whether to use the direct algorithm only. Otherwise 3x3 filters may use Winograd: fewer
-    /// multiplications, slightly more rounding error.
+    /// Whether to use the direct algorithm only. Otherwise 3x3 filters, and 4x4 filters with stride
+    /// 2, may use Winograd: fewer multiplications, slightly more rounding error.
     #[doc(alias = "by_definition")]
     pub exact: bool,
 }
@@ -208,6 +209,7 @@ unsafe fn plain_bias<T: Float>(width: usize, mem: Operands<T>, block: &Block) {
 enum Planned {
     Direct(Correlation, Blocking),
     Winograd(Winograd),
+    WinogradStride2(WinogradStride2),
 }
 
 impl Planned {
@@ -215,6 +217,7 @@ impl Planned {
         match self {
             Planned::Direct(_, blocking) => blocking.chunks(),
             Planned::Winograd(winograd) => winograd.chunks,
+            Planned::WinogradStride2(winograd) => winograd.chunks(),
         }
     }
 
@@ -223,6 +226,7 @@ impl Planned {
         match self {
             Planned::Direct(sums, blocking) => sums.block(blocking, chunk),
             Planned::Winograd(winograd) => winograd.block(chunk),
+            Planned::WinogradStride2(winograd) => winograd.block(chunk),
         }
     }
 
@@ -231,6 +235,7 @@ impl Planned {
         match self {
             Planned::Direct(sums, _) => sums.depth() * sums.out_channels().next_multiple_of(PACK_COLS),
             Planned::Winograd(winograd) => winograd.shared_len(),
+            Planned::WinogradStride2(winograd) => winograd.shared_len(),
         }
     }
 
@@ -238,6 +243,7 @@ impl Planned {
         match self {
             Planned::Direct(sums, blocking) => sums.scratch_len(blocking),
             Planned::Winograd(winograd) => winograd.scratch_len(),
+            Planned::WinogradStride2(winograd) => winograd.scratch_len(),
         }
     }
 
@@ -264,6 +270,10 @@ impl Planned {
                     winograd.pack::<V>(chunk, mem.rhs, mem.shared.cast(), scratch)
                 }
                 (Planned::Winograd(winograd), _) => winograd.run::<V>(chunk, mem, scratch, finish),
+                (Planned::WinogradStride2(winograd), 0) => {
+                    winograd.pack::<V>(chunk, mem.rhs, mem.shared.cast(), scratch)
+                }
+                (Planned::WinogradStride2(winograd), _) => winograd.run::<V>(chunk, mem, scratch, finish),
             }
         }
     }
@@ -275,6 +285,7 @@ impl Correlation {
         match Algorithm::for_outputs(&self) {
             Algorithm::Direct => Planned::Direct(self, self.blocking_with_columns()),
             Algorithm::Winograd => Planned::Winograd(Winograd::new(&self)),
+            Algorithm::WinogradStride2 => Planned::WinogradStride2(WinogradStride2::new(&self)),
         }
     }
 
@@ -363,7 +374,8 @@ macro_rules! impl_contract {
                     (sums.conv.kernel, [sums.in_channels(), sums.out_channels()]);
                 let form = match sums.planned() {
                     Planned::Winograd(_) => PackedForm::Winograd,
-                    _ => PackedForm::Direct,
+                    Planned::WinogradStride2(_) => PackedForm::WinogradStride2,
+                    Planned::Direct(..) => PackedForm::Direct,
                 };
                 // The classes of pixels of an input gradient depend on more than that.
                 (!sums.backward)

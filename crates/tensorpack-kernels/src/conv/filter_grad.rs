@@ -8,11 +8,13 @@
 
 use std::ops::Range;
 
+use crate::conv::choose::Algorithm;
 use crate::conv::conv2d::Conv2d;
 use crate::conv::correlation::Correlation;
 #[cfg(target_arch = "x86_64")]
 use crate::conv::filter_grad_direct;
 use crate::conv::winograd_filter_grad::WinogradFilterGrad;
+use crate::conv::winograd_stride2_filter_grad::WinogradStride2FilterGrad;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm::amx::Amx;
 use crate::gemm::contract::{Contract, Float, Operands, PairContract};
@@ -191,16 +193,80 @@ unsafe fn run_plain<T: Float>(
     mem: Operands<T>,
     finish: &mut dyn FnMut(Block),
 ) {
-    let blocking = blocking(c);
-    let winograd = WinogradFilterGrad::if_chosen(c);
-    if phase == 0 && (winograd.is_some() || blocking.groups > 1) {
+    let planned = Planned::new(c);
+    if phase + 1 < planned.phases() {
         return;
     }
-    let direct = winograd.is_none().then(|| block(c, &blocking, chunk));
-    for block in winograd.iter().flat_map(|s| s.blocks(chunk)).chain(direct) {
+    planned.for_each_block(c, chunk, |block| {
         // SAFETY: blocks of different chunks are disjoint, the rest is guaranteed by the caller.
         unsafe { plain(c, mem, block.rows.clone(), block.cols.clone()) }
         finish(block);
+    });
+}
+
+/// A filter gradient with the algorithm chosen for it.
+pub(crate) enum Planned {
+    Direct(Blocking),
+    Winograd(WinogradFilterGrad),
+    WinogradStride2(WinogradStride2FilterGrad),
+}
+
+impl Planned {
+    pub(crate) fn new(c: &Conv2d) -> Planned {
+        match Algorithm::for_filter_grad(c) {
+            Algorithm::Direct => Planned::Direct(blocking(c)),
+            Algorithm::Winograd => Planned::Winograd(WinogradFilterGrad::new(c)),
+            Algorithm::WinogradStride2 => Planned::WinogradStride2(WinogradStride2FilterGrad::new(c)),
+        }
+    }
+
+    fn phases(&self) -> usize {
+        match self {
+            Planned::Direct(blocking) if blocking.groups == 1 => 1,
+            Planned::Direct(_) | Planned::Winograd(_) => 2,
+            Planned::WinogradStride2(_) => 1,
+        }
+    }
+
+    fn chunks(&self, c: &Conv2d, phase: usize) -> usize {
+        match (self, phase) {
+            (Planned::Winograd(winograd), _) => winograd.chunks(phase),
+            (Planned::WinogradStride2(winograd), _) => winograd.chunks(),
+            (Planned::Direct(_), _) if c.filter_rows() * c.out_channels == 0 => 0,
+            (Planned::Direct(blocking), 0) => blocking.groups * blocking.taps * blocking.col_blocks,
+            (Planned::Direct(_), _) => sum_blocks(c),
+        }
+    }
+
+    /// Calls `each` with the blocks of the output that a chunk of the last phase completes.
+    fn for_each_block(&self, c: &Conv2d, chunk: usize, each: impl FnMut(Block)) {
+        match self {
+            Planned::Direct(blocking) => std::iter::once(block(c, blocking, chunk)).for_each(each),
+            Planned::Winograd(winograd) => winograd.blocks(chunk).for_each(each),
+            Planned::WinogradStride2(winograd) => winograd.blocks(chunk).for_each(each),
+        }
+    }
+
+    /// Returns the number of elements of partial results.
+    fn shared_len(&self, c: &Conv2d) -> usize {
+        match self {
+            Planned::Direct(blocking) if blocking.groups == 1 => 0,
+            Planned::Direct(blocking) => blocking.groups * c.filter_rows() * c.out_channels,
+            Planned::Winograd(winograd) => winograd.shared_len(),
+            Planned::WinogradStride2(_) => 0,
+        }
+    }
+
+    fn scratch_len(&self, c: &Conv2d) -> usize {
+        match self {
+            Planned::Direct(blocking) => {
+                let rows = c.out_size[0].div_ceil(blocking.bands);
+                let window = window_len(c, rows, c.kernel[0].div_ceil(blocking.taps)).next_multiple_of(16);
+                blocking.together * (window + gradient_len(c, rows))
+            }
+            Planned::Winograd(winograd) => winograd.scratch_len(),
+            Planned::WinogradStride2(winograd) => winograd.scratch_len(),
+        }
     }
 }
 
@@ -222,41 +288,22 @@ impl Contract for Conv2dFilterGrad {
     }
 
     fn phases(&self) -> usize {
-        let winograd = WinogradFilterGrad::if_chosen(&self.conv()).is_some();
-        if winograd || blocking(&self.conv()).groups > 1 { 2 } else { 1 }
+        Planned::new(&self.conv()).phases()
     }
 
     fn chunks(&self, phase: usize) -> usize {
         let c = self.conv();
-        if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
-            return winograd.chunks(phase);
-        }
-        let blocking = blocking(&c);
-        match phase {
-            _ if c.filter_rows() * c.out_channels == 0 => 0,
-            0 => blocking.groups * blocking.taps * blocking.col_blocks,
-            _ => sum_blocks(&c),
-        }
+        Planned::new(&c).chunks(&c, phase)
     }
 
     fn shared_bytes(&self, _: DType) -> usize {
         let c = self.conv();
-        if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
-            return winograd.shared_len() * size_of::<f32>();
-        }
-        let groups = blocking(&c).groups;
-        if groups > 1 { groups * c.filter_rows() * c.out_channels * size_of::<f32>() } else { 0 }
+        Planned::new(&c).shared_len(&c) * size_of::<f32>()
     }
 
     fn scratch_bytes(&self) -> usize {
         let c = self.conv();
-        if let Some(winograd) = WinogradFilterGrad::if_chosen(&c) {
-            return winograd.scratch_len() * size_of::<f32>();
-        }
-        let blocking = blocking(&c);
-        let rows = c.out_size[0].div_ceil(blocking.bands);
-        let window = window_len(&c, rows, c.kernel[0].div_ceil(blocking.taps)).next_multiple_of(16);
-        blocking.together * (window + gradient_len(&c, rows)) * size_of::<f32>()
+        Planned::new(&c).scratch_len(&c) * size_of::<f32>()
     }
 
     fn flops(&self) -> f64 {

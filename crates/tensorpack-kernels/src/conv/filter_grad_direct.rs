@@ -8,11 +8,10 @@ use crate::conv::choose::Microkernel;
 use crate::conv::conv_k3::TAPS;
 use crate::conv::conv2d::Conv2d;
 use crate::conv::correlation::Correlation;
-use crate::conv::filter_grad::{Blocking, Part, TILE_PIXELS, block, blocking, gap};
+use crate::conv::filter_grad::{Blocking, Part, Planned, TILE_PIXELS, block, gap};
 use crate::conv::filter_grad_k3::FilterGradK3;
 use crate::conv::kernel_table::ConvKernels;
 use crate::conv::window::{Images, Region};
-use crate::conv::winograd_filter_grad::WinogradFilterGrad;
 use crate::gemm::contract::Operands;
 use crate::gemm::microkernel::{Prefetch, Tile, sum_partials};
 use crate::gemm::pack;
@@ -31,11 +30,17 @@ pub(crate) unsafe fn run<V: ConvKernels>(
     scratch: &mut [u8],
     finish: &mut dyn FnMut(Block),
 ) {
-    if let Some(winograd) = WinogradFilterGrad::if_chosen(c) {
+    let blocking = match Planned::new(c) {
+        Planned::Direct(blocking) => blocking,
         // SAFETY: guaranteed by the caller.
-        return unsafe { winograd.run::<V>(phase, chunk, mem, scratch, finish) };
-    }
-    let blocking = blocking(c);
+        Planned::Winograd(winograd) => unsafe {
+            return winograd.run::<V>(phase, chunk, mem, scratch, finish);
+        },
+        // SAFETY: guaranteed by the caller.
+        Planned::WinogradStride2(winograd) => unsafe {
+            return winograd.run::<V>(chunk, mem, scratch, finish);
+        },
+    };
     let len = c.filter_rows() * c.out_channels;
     if phase == 0 {
         let part = blocking.part(c, chunk);

@@ -5,6 +5,7 @@ use std::arch::x86_64::{__m256, __m512};
 use super::conv_k3::{self, ConvK3Fn};
 use super::filter_grad_k3::{self, FilterGradK3Fn};
 use super::strided_rows_tile::{self, StridedRowsTile};
+use super::winograd_stride2::fast as winograd_stride2;
 use super::winograd_transform::transforms::{self, Transforms};
 use crate::gemm::Bias;
 use crate::gemm::amx::Amx;
@@ -25,6 +26,8 @@ pub(crate) trait ConvKernels: TileKernels<Element = f32> {
     const MAX_STRIDED_ROWS: usize;
     /// The Winograd transforms.
     const TRANSFORMS: &'static Transforms;
+    /// Those for 4x4 filters with stride 2.
+    const STRIDE2: &'static winograd_stride2::Transforms;
 
     /// Applies the bias epilogue to rows of `cols` columns, right after they were written.
     ///
@@ -49,6 +52,7 @@ impl ConvKernels for __m512 {
     const MAX_CHANNELS: [usize; 2] = [filter_grad_k3::AVX512_ONE.len(), filter_grad_k3::AVX512_TWO.len()];
     const MAX_STRIDED_ROWS: usize = strided_rows_tile::AVX512[0].len();
     const TRANSFORMS: &'static Transforms = &transforms::AVX512;
+    const STRIDE2: &'static winograd_stride2::Transforms = &winograd_stride2::AVX512;
 
     unsafe fn add_bias(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -88,6 +92,7 @@ impl ConvKernels for Pairs512 {
     // Never used: `Bf16Contract` asks for direct convolutions, because transformed tiles would have
     // to be rounded to bf16 again.
     const TRANSFORMS: &'static Transforms = &transforms::AVX512;
+    const STRIDE2: &'static winograd_stride2::Transforms = &winograd_stride2::AVX512;
 
     unsafe fn add_bias(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
         // SAFETY: guaranteed by the caller; sums are f32.
@@ -122,6 +127,7 @@ impl ConvKernels for Amx {
     const MAX_STRIDED_ROWS: usize = Amx::MAX_ROWS;
     // Never used, as above.
     const TRANSFORMS: &'static Transforms = &transforms::AVX512;
+    const STRIDE2: &'static winograd_stride2::Transforms = &winograd_stride2::AVX512;
 
     unsafe fn add_bias(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
         // SAFETY: guaranteed by the caller; every CPU with AMX has AVX-512.
@@ -147,6 +153,7 @@ impl ConvKernels for __m256 {
     const MAX_CHANNELS: [usize; 2] = [0, 0];
     const MAX_STRIDED_ROWS: usize = strided_rows_tile::AVX2[0].len();
     const TRANSFORMS: &'static Transforms = &transforms::AVX2;
+    const STRIDE2: &'static winograd_stride2::Transforms = &winograd_stride2::AVX2;
 
     unsafe fn add_bias(c: *mut f32, c_row: usize, rows: usize, cols: usize, bias: Bias<f32>) {
         #[target_feature(enable = "avx2,fma")]

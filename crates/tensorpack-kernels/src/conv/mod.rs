@@ -5,8 +5,9 @@
 //!   `conv_k3` and `strided_rows_tile` are its specialized micro-kernels, `window` its padded
 //!   copies of the input.
 //! - `winograd` computes them with F(2x2, 3x3); `winograd_transform` holds the transforms.
+//!   `winograd_stride2` computes those with 4x4 filters and stride 2 with F(2x2, 2x2).
 //! - `filter_grad` is the gradient with respect to the filter: `filter_grad_direct` with
-//!   `filter_grad_k3`, or `winograd_filter_grad`.
+//!   `filter_grad_k3`, or `winograd_filter_grad`, or `winograd_stride2_filter_grad`.
 //! - `depthwise` and `depthwise_filter_grad` convolve each channel with its own filter.
 
 mod choose;
@@ -17,6 +18,8 @@ mod depthwise_filter_grad;
 mod filter_grad;
 mod winograd;
 mod winograd_filter_grad;
+mod winograd_stride2;
+mod winograd_stride2_filter_grad;
 mod winograd_transform;
 
 #[cfg(target_arch = "x86_64")]

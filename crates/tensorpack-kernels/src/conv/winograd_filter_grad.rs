@@ -7,7 +7,6 @@
 use std::ops::Range;
 
 use crate::Block;
-use crate::conv::choose::Algorithm;
 use crate::conv::conv2d::Conv2d;
 use crate::conv::correlation::Correlation;
 use crate::conv::winograd_transform::{PLANES, WinogradTiles, plane};
@@ -28,12 +27,11 @@ pub(crate) struct WinogradFilterGrad {
 }
 
 impl WinogradFilterGrad {
-    /// Returns the filter gradient by Winograd, if [`Algorithm`] chooses it.
-    pub(crate) fn if_chosen(conv: &Conv2d) -> Option<WinogradFilterGrad> {
-        (Algorithm::for_filter_grad(conv) == Algorithm::Winograd).then(|| {
-            let tiles = WinogradTiles::new(&Correlation { conv: *conv, backward: false });
-            WinogradFilterGrad { tiles, groups: tiles.rows().min(GROUPS) }
-        })
+    /// Divides the tiles into groups. [`Algorithm`](super::choose::Algorithm) decides when Winograd
+    /// pays off.
+    pub(crate) fn new(conv: &Conv2d) -> WinogradFilterGrad {
+        let tiles = WinogradTiles::new(&Correlation { conv: *conv, backward: false });
+        WinogradFilterGrad { tiles, groups: tiles.rows().min(GROUPS) }
     }
 
     pub(crate) fn chunks(&self, phase: usize) -> usize {

@@ -121,6 +121,10 @@ pub(crate) mod transforms {
         pub(crate) cols: usize,
     }
 
+    // Below, whatever works with vectors is a function that is always inlined, never a closure: the
+    // compiler may leave a closure as a function of its own, without the instruction set of its
+    // caller, and then every operation on a vector is a call.
+
     #[inline(always)]
     unsafe fn filter_line<V: Simd<Element = f32>>(g: [V; 3], half: V) -> [V; 4] {
         // SAFETY: the caller has the instructions.
@@ -192,6 +196,39 @@ pub(crate) mod transforms {
         }
     }
 
+    /// Loads the first lanes of four pixels, from channel `at` on.
+    #[inline(always)]
+    unsafe fn load_pixels<V: Simd<Element = f32>>(
+        pixels: [*const f32; 4],
+        at: usize,
+        lanes: usize,
+    ) -> [V; 4] {
+        let [a, b, c, d] = pixels;
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            [
+                V::load_first(a.add(at), lanes),
+                V::load_first(b.add(at), lanes),
+                V::load_first(c.add(at), lanes),
+                V::load_first(d.add(at), lanes),
+            ]
+        }
+    }
+
+    /// Loads row `y` of the products of a tile from its planes.
+    #[inline(always)]
+    unsafe fn load_products<V: Simd<Element = f32>>(from: *const f32, plane: usize, y: usize) -> [V; 4] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            [
+                V::load(from.add(4 * y * plane)),
+                V::load(from.add((4 * y + 1) * plane)),
+                V::load(from.add((4 * y + 2) * plane)),
+                V::load(from.add((4 * y + 3) * plane)),
+            ]
+        }
+    }
+
     #[inline(always)]
     unsafe fn input<V: Simd<Element = f32>>(
         pixels: &[*const f32; PLANES],
@@ -203,13 +240,18 @@ pub(crate) mod transforms {
             let lanes = (channels - at).min(V::LANES);
             // SAFETY: guaranteed by the caller.
             unsafe {
-                let row = |y: usize| {
-                    let pixel = |x: usize| V::load_first(pixels[4 * y + x].add(at), lanes);
-                    input_line([pixel(0), pixel(1), pixel(2), pixel(3)])
-                };
-                let rows = [row(0), row(1), row(2), row(3)];
-                let column = |x: usize| input_line([rows[0][x], rows[1][x], rows[2][x], rows[3][x]]);
-                store_tile([column(0), column(1), column(2), column(3)], to.add(at), plane, lanes);
+                let [p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13, p14, p15] = *pixels;
+                let a = input_line(load_pixels::<V>([p0, p1, p2, p3], at, lanes));
+                let b = input_line(load_pixels::<V>([p4, p5, p6, p7], at, lanes));
+                let c = input_line(load_pixels::<V>([p8, p9, p10, p11], at, lanes));
+                let d = input_line(load_pixels::<V>([p12, p13, p14, p15], at, lanes));
+                let columns = [
+                    input_line([a[0], b[0], c[0], d[0]]),
+                    input_line([a[1], b[1], c[1], d[1]]),
+                    input_line([a[2], b[2], c[2], d[2]]),
+                    input_line([a[3], b[3], c[3], d[3]]),
+                ];
+                store_tile(columns, to.add(at), plane, lanes);
             }
         }
     }
@@ -217,29 +259,61 @@ pub(crate) mod transforms {
     #[inline(always)]
     unsafe fn output<V: Simd<Element = f32>>(tile: &OutputTile, from: *const f32, plane: usize) {
         for at in (0..tile.cols).step_by(V::LANES) {
-            let lanes = (tile.cols - at).min(V::LANES);
             // SAFETY: guaranteed by the caller; rows of products are whole vectors.
             unsafe {
-                let row = |y: usize| {
-                    let product = |x: usize| V::load(from.add((4 * y + x) * plane + at));
-                    output_line([product(0), product(1), product(2), product(3)])
-                };
-                let rows = [row(0), row(1), row(2), row(3)];
-                let column = |x: usize| output_line([rows[0][x], rows[1][x], rows[2][x], rows[3][x]]);
-                let (left, right) = (column(0), column(1));
-                let bias = tile.bias;
-                let add = if bias.add.is_null() { V::zero() } else { V::load_first(bias.add.add(at), lanes) };
-                let put = |sum: V, y: usize, x: usize| {
-                    if y < tile.size[0] && x < tile.size[1] {
-                        let sum = if bias.add.is_null() { sum } else { sum.add(add) };
-                        let sum = if bias.relu { sum.relu() } else { sum };
-                        sum.store_first(tile.first.add(y * tile.row + x * tile.pixel + at), lanes);
-                    }
-                };
-                put(left[0], 0, 0);
-                put(right[0], 0, 1);
-                put(left[1], 1, 0);
-                put(right[1], 1, 1);
+                let from = from.add(at);
+                let a = output_line(load_products::<V>(from, plane, 0));
+                let b = output_line(load_products::<V>(from, plane, 1));
+                let c = output_line(load_products::<V>(from, plane, 2));
+                let d = output_line(load_products::<V>(from, plane, 3));
+                let left = output_line([a[0], b[0], c[0], d[0]]);
+                put_tile(tile, at, [left, output_line([a[1], b[1], c[1], d[1]])]);
+            }
+        }
+    }
+
+    /// Writes the columns of an output tile, from channel `at` on, with bias and activation.
+    ///
+    /// # Safety
+    /// The CPU supports the instructions of `V`, and the pixels and the bias are valid.
+    #[inline(always)]
+    pub(crate) unsafe fn put_tile<V: Simd<Element = f32>>(
+        tile: &OutputTile,
+        at: usize,
+        columns: [[V; 2]; 2],
+    ) {
+        let (lanes, bias) = ((tile.cols - at).min(V::LANES), tile.bias);
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let add = if bias.add.is_null() { V::zero() } else { V::load_first(bias.add.add(at), lanes) };
+            put_pixel(tile, at, columns[0][0], add, 0, 0);
+            put_pixel(tile, at, columns[1][0], add, 0, 1);
+            put_pixel(tile, at, columns[0][1], add, 1, 0);
+            put_pixel(tile, at, columns[1][1], add, 1, 1);
+        }
+    }
+
+    /// Writes one pixel of an output tile, if it is inside the image.
+    ///
+    /// # Safety
+    /// Same as [`put_tile`].
+    #[inline(always)]
+    unsafe fn put_pixel<V: Simd<Element = f32>>(
+        tile: &OutputTile,
+        at: usize,
+        sum: V,
+        add: V,
+        y: usize,
+        x: usize,
+    ) {
+        if y < tile.size[0] && x < tile.size[1] {
+            let lanes = (tile.cols - at).min(V::LANES);
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                // Adding a zero where there is no bias would turn -0 into 0.
+                let sum = if tile.bias.add.is_null() { sum } else { sum.add(add) };
+                let sum = if tile.bias.relu { sum.relu() } else { sum };
+                sum.store_first(tile.first.add(y * tile.row + x * tile.pixel + at), lanes);
             }
         }
     }
@@ -263,6 +337,20 @@ pub(crate) mod transforms {
         }
     }
 
+    /// Adds up the partial sums of row `y` of the planes at `from`.
+    #[inline(always)]
+    unsafe fn add_parts<V: Simd<Element = f32>>(sums: &Partials, from: *const f32, y: usize) -> [V; 4] {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let mut row = load_products::<V>(from, sums.plane, y);
+            for part in 1..sums.parts {
+                let more = load_products::<V>(from.add(part * sums.part), sums.plane, y);
+                row = [row[0].add(more[0]), row[1].add(more[1]), row[2].add(more[2]), row[3].add(more[3])];
+            }
+            row
+        }
+    }
+
     #[inline(always)]
     unsafe fn taps<V: Simd<Element = f32>>(sums: &Partials, to: *mut f32, tap: usize) {
         for at in (0..sums.cols).step_by(V::LANES) {
@@ -270,17 +358,17 @@ pub(crate) mod transforms {
             // SAFETY: guaranteed by the caller; the parts have whole vectors.
             unsafe {
                 let half = V::splat(&0.5);
-                let row = |y: usize| {
-                    let whole = |x: usize| {
-                        let first = sums.first.add((4 * y + x) * sums.plane + at);
-                        let more = (1..sums.parts).map(|part| V::load(first.add(part * sums.part)));
-                        more.fold(V::load(first), |sum, part| sum.add(part))
-                    };
-                    taps_line([whole(0), whole(1), whole(2), whole(3)], half)
-                };
-                let rows = [row(0), row(1), row(2), row(3)];
-                let column = |x: usize| taps_line([rows[0][x], rows[1][x], rows[2][x], rows[3][x]], half);
-                for (x, column) in [column(0), column(1), column(2)].into_iter().enumerate() {
+                let from = sums.first.add(at);
+                let a = taps_line(add_parts::<V>(sums, from, 0), half);
+                let b = taps_line(add_parts::<V>(sums, from, 1), half);
+                let c = taps_line(add_parts::<V>(sums, from, 2), half);
+                let d = taps_line(add_parts::<V>(sums, from, 3), half);
+                let columns = [
+                    taps_line([a[0], b[0], c[0], d[0]], half),
+                    taps_line([a[1], b[1], c[1], d[1]], half),
+                    taps_line([a[2], b[2], c[2], d[2]], half),
+                ];
+                for (x, column) in columns.into_iter().enumerate() {
                     for (y, value) in column.into_iter().enumerate() {
                         value.store_first(to.add((3 * y + x) * tap + at), lanes);
                     }

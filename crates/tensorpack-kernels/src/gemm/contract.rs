@@ -77,6 +77,8 @@ pub(crate) enum PackedForm {
     Direct,
     /// Its Winograd transform.
     Winograd,
+    /// Its transform for stride 2.
+    WinogradStride2,
     /// Signed bytes in groups, and the offset of each column.
     Int8,
 }

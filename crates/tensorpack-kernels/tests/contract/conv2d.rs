@@ -99,6 +99,26 @@ fn winograd_sizes() -> impl Strategy<Value = Conv2d> {
     )
 }
 
+/// Generates 4x4 convolutions with stride 2 and many channels: those that use F(2x2, 2x2), and those
+/// just too small for it.
+fn stride2_sizes() -> impl Strategy<Value = Conv2d> {
+    let size = || 6usize..18;
+    (2usize..7, 28usize..70, 28usize..70, size(), size(), 0usize..4, 0usize..4, any::<bool>()).prop_map(
+        |(batch, in_channels, out_channels, height, width, low, high, exact)| Conv2d {
+            batch,
+            in_size: [height, width],
+            in_channels,
+            out_channels,
+            kernel: [4, 4],
+            stride: [2, 2],
+            dilation: [1, 1],
+            pad_low: [low, low.saturating_sub(1)],
+            out_size: [(height + low + high - 4) / 2 + 1, (width + low.saturating_sub(1) + high - 4) / 2 + 1],
+            exact,
+        },
+    )
+}
+
 /// Checks that the fused bias and ReLU give the same bits as a separate pass: the same operations
 /// on the same sums.
 fn check_bias(c: Conv2d, relu: bool) {
@@ -151,6 +171,18 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(crate::oracle::cases(24))]
+
+    #[test]
+    fn winograd_with_stride_2(c in stride2_sizes(), relu: bool) {
+        check_forward(c);
+        check_input_grad(c);
+        check_filter_grad(c);
+        check_bias(c, relu);
+    }
+}
+
 /// Returns a square convolution with "same" padding.
 pub(crate) fn same(batch: usize, size: usize, kernel: usize, stride: usize, channels: [usize; 2]) -> Conv2d {
     Conv2d {
@@ -180,6 +212,8 @@ pub(crate) fn large() -> Vec<Conv2d> {
         Conv2d { dilation: [2, 2], pad_low: [2, 2], ..same(1, 12, 3, 1, [150, 20]) },
         same(20, 8, 4, 2, [40, 70]),
         same(9, 8, 4, 2, [64, 130]),
+        same(33, 16, 4, 2, [64, 70]),
+        same(70, 8, 4, 2, [130, 270]),
         same(2, 9, 3, 1, [128, 40]),
         same(4, 16, 3, 1, [40, 70]),
         same(2, 16, 3, 1, [90, 128]),
