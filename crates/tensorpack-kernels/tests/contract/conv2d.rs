@@ -102,8 +102,9 @@ fn winograd_sizes() -> impl Strategy<Value = Conv2d> {
 /// Generates 4x4 convolutions with stride 2 and many channels: those that use F(2x2, 2x2), and those
 /// just too small for it.
 fn stride2_sizes() -> impl Strategy<Value = Conv2d> {
-    let size = || 6usize..18;
-    (2usize..7, 28usize..70, 28usize..70, size(), size(), 0usize..4, 0usize..4, any::<bool>()).prop_map(
+    let size = || 8usize..18;
+    let channels = || prop_oneof![1 => 30usize..36, 3 => 62usize..72];
+    (4usize..8, channels(), channels(), size(), size(), 0usize..4, 0usize..4, 0usize..8).prop_map(
         |(batch, in_channels, out_channels, height, width, low, high, exact)| Conv2d {
             batch,
             in_size: [height, width],
@@ -114,7 +115,7 @@ fn stride2_sizes() -> impl Strategy<Value = Conv2d> {
             dilation: [1, 1],
             pad_low: [low, low.saturating_sub(1)],
             out_size: [(height + low + high - 4) / 2 + 1, (width + low.saturating_sub(1) + high - 4) / 2 + 1],
-            exact,
+            exact: exact == 0,
         },
     )
 }
