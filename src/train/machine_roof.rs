@@ -40,3 +40,20 @@ pub(super) fn multiply_adds_per_second(session: &Session) -> Result<Option<f64>>
     }
     Ok(Some((SIZE * SIZE * SIZE) as f64 / best))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_cpu_engine_is_measured() {
+        let rate = |device: &str| {
+            let options = SessionOptions { device: device.parse().unwrap(), ..SessionOptions::default() };
+            let session = Session::with(Graph::new().freeze().unwrap(), options).unwrap();
+            multiply_adds_per_second(&session).unwrap()
+        };
+        // Any machine multiplies a million times per second.
+        assert!(rate("cpu:0").is_some_and(|rate| rate > 1e6 && rate.is_finite()));
+        assert_eq!(rate("reference"), None);
+    }
+}
