@@ -74,6 +74,7 @@ fn main() -> Result<()> {
         .callback(ModelSaver::new())
         .callback(InferenceRunner::new(test.batch(256).keep_remainder(), [validation]))
         .callback(MaxSaver::new("val_accuracy"))
+        .summary()
         .max_epoch(if args.full { 100 } else { 12 });
     let trained = args.configure(config)?.train()?;
 

@@ -28,11 +28,13 @@
 
 use crate::graph::nearest_names;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command, Parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, Parser};
+use serde_json::Map;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::Write;
 use std::path::Path;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 use toml::{Table, Value};
 
@@ -56,8 +58,42 @@ pub fn parse<P: Parser>() -> Result<P> {
 /// Like [`parse`], for a program to which some `options` do not apply, such as `--full` of a
 /// flattened `TrainArgs`. The help does not list them, and giving one is an error.
 pub fn parse_without<P: Parser>(options: &[&str]) -> Result<P> {
-    let matches = matches_without(P::command(), options, std::env::args_os())?;
+    let matches = process_matches(P::command(), options)?;
     P::from_arg_matches(&matches).map_err(|error| usage_error(&error))
+}
+
+/// Parses the command line of this process with a command to which some options do not apply, and
+/// keeps the options for [`process_options`].
+pub(crate) fn process_matches(command: Command, options: &[&str]) -> Result<ArgMatches> {
+    let matches = matches_without(command.clone(), options, std::env::args_os())?;
+    *OPTIONS.lock().unwrap_or_else(PoisonError::into_inner) = given_options(&command, &matches);
+    Ok(matches)
+}
+
+/// The options of this process, as it was started.
+static OPTIONS: LazyLock<Mutex<Map<String, serde_json::Value>>> = LazyLock::new(Mutex::default);
+
+/// Returns the options that were given to this process on its command line, by `--set` or in a
+/// `--config` file, by their long names. Empty if it has parsed no command line.
+pub(crate) fn process_options() -> Map<String, serde_json::Value> {
+    OPTIONS.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Returns the options that were given, with their values as text; a flag is `true`.
+fn given_options(command: &Command, matches: &ArgMatches) -> Map<String, serde_json::Value> {
+    let value = |arg: &Arg| {
+        let id = arg.get_id().as_str();
+        if matches.value_source(id) != Some(ValueSource::CommandLine) {
+            return None;
+        }
+        if !arg.get_action().takes_values() {
+            return Some(true.into());
+        }
+        let values = matches.get_raw(id).into_iter().flatten();
+        let mut values: Vec<String> = values.map(|value| value.to_string_lossy().into_owned()).collect();
+        Some(if values.len() == 1 { values.remove(0).into() } else { values.into() })
+    };
+    command.get_arguments().filter_map(|arg| Some((arg.get_long()?.to_string(), value(arg)?))).collect()
 }
 
 /// Parses `words` with a command to which some options do not apply.
@@ -124,7 +160,7 @@ pub fn parse_from<P: Parser>(words: impl IntoIterator<Item = impl Into<OsString>
 }
 
 /// Puts the settings of `--config` and `--set` in front of the words of a command line, as options.
-/// Of an option that is repeated, the last one wins.
+/// Leaves out those that the command line replaces.
 fn with_settings(
     command: &Command,
     words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
@@ -134,7 +170,7 @@ fn with_settings(
         let has = command.get_arguments().any(|arg| arg.get_long() == Some(option));
         if has { values(&words, option) } else { Vec::new() }
     };
-    let mut settings = Vec::new();
+    let mut settings = Settings::default();
     if let Some(file) = given("config").last() {
         let path = Path::new(file);
         let text = std::fs::read_to_string(path)
@@ -143,9 +179,16 @@ fn with_settings(
             Error::argument(e.message()).within(format!("cannot parse {}", path.display()))
         })?;
         for (key, value) in &table {
-            settings.extend(setting(command, key, value).map_err(|e| e.within(path.display()))?);
+            let setting = setting(command, key, value).map_err(|e| e.within(path.display()))?;
+            if settings.has(setting.option) {
+                // With `-` and with `_`.
+                let why = format!("the setting {key:?} is there twice");
+                return Err(Error::argument(why).within(path.display()));
+            }
+            settings.add(setting);
         }
     }
+    let mut over = Settings::default();
     for set in given("set") {
         let set = set.to_string_lossy();
         let Some((key, value)) = set.split_once('=') else {
@@ -155,11 +198,56 @@ fn with_settings(
             (true, "true" | "false") => Value::Boolean(value == "true"),
             _ => Value::String(value.into()),
         };
-        settings.extend(setting(command, key, &value).map_err(|e| e.within("--set"))?);
+        over.add(setting(command, key, &value).map_err(|e| e.within("--set"))?);
     }
+    settings.0.retain(|setting| !over.has(setting.option));
+    settings.0.extend(over.0);
+    settings.0.retain(|setting| !is_given(&words, setting.option));
+    let settings = settings.0.into_iter().flat_map(|setting| setting.words);
     let mut words = words.into_iter();
     let program = words.next();
     Ok(program.into_iter().chain(settings).chain(words).collect())
+}
+
+/// An option with its words: `--key=value` for each value, `--key` for a flag that is on, and none for
+/// a flag that is off.
+struct Setting<'a> {
+    option: &'a Arg,
+    words: Vec<OsString>,
+}
+
+/// The settings of a file, or of `--set`.
+#[derive(Default)]
+struct Settings<'a>(Vec<Setting<'a>>);
+
+impl<'a> Settings<'a> {
+    fn has(&self, option: &Arg) -> bool {
+        self.0.iter().any(|setting| setting.option.get_id() == option.get_id())
+    }
+
+    /// Adds a setting. It replaces an earlier one of the same option, unless that has a list of values.
+    fn add(&mut self, mut setting: Setting<'a>) {
+        let same = self.0.iter().position(|other| other.option.get_id() == setting.option.get_id());
+        if let Some(mut before) = same.map(|i| self.0.remove(i))
+            && matches!(setting.option.get_action(), ArgAction::Append)
+        {
+            before.words.append(&mut setting.words);
+            setting.words = before.words;
+        }
+        self.0.push(setting);
+    }
+}
+
+/// Returns whether an option is among the words of a command line.
+fn is_given(words: &[OsString], option: &Arg) -> bool {
+    let long = option.get_long().map(|name| format!("--{name}"));
+    let short = option.get_short().map(|letter| format!("-{letter}"));
+    let is_it = |word: &str| {
+        let rest = long.as_deref().and_then(|name| word.strip_prefix(name));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+            || short.as_deref().is_some_and(|name| word.starts_with(name))
+    };
+    words.iter().skip(1).take_while(|word| *word != "--").any(|word| word.to_str().is_some_and(is_it))
 }
 
 /// Returns the values of an option among the words of a command line.
@@ -184,32 +272,44 @@ fn is_flag(command: &Command, key: &str) -> bool {
     option.is_some_and(|arg| !arg.get_action().takes_values())
 }
 
-/// Returns the words of a setting: `--key=value`, `--key` for a flag that is on, and none for one
-/// that is off.
-fn setting(command: &Command, key: &str, value: &Value) -> Result<Option<OsString>> {
-    let option = key.replace('_', "-");
-    let known = command.get_arguments().filter_map(|arg| arg.get_long());
-    let known: Vec<&str> = known.filter(|name| !["config", "set", "help"].contains(name)).collect();
-    if !known.contains(&option.as_str()) {
-        let note = nearest_names("settings", &option, known);
+/// Returns a setting with the words of its option.
+fn setting<'a>(command: &'a Command, key: &str, value: &Value) -> Result<Setting<'a>> {
+    let name = key.replace('_', "-");
+    let known = || {
+        let named = command.get_arguments().filter_map(|arg| Some((arg.get_long()?, arg)));
+        named.filter(|(name, _)| !["config", "set", "help"].contains(name))
+    };
+    let Some((_, option)) = known().find(|(known, _)| *known == name) else {
+        let note = nearest_names("settings", &name, known().map(|(name, _)| name));
         return Err(Error::new(ErrorKind::Argument, format!("there is no setting {key:?}")).note(note));
-    }
+    };
     let text = |value: &Value| match value {
         Value::String(text) => Some(text.clone()),
         Value::Integer(number) => Some(number.to_string()),
         Value::Float(number) => Some(number.to_string()),
         _ => None,
     };
-    let wrong = || Error::argument(format!("the setting {key:?} cannot be {value:?}"));
-    match value {
-        Value::Boolean(is_on) if is_flag(command, key) => Ok(is_on.then(|| format!("--{option}").into())),
-        _ if is_flag(command, key) => Err(wrong().note("it is true or false")),
+    let wrong = || Error::argument(format!("the setting {key:?} cannot be of type {}", value.type_str()));
+    let word = |value: &str| OsString::from(format!("--{name}={value}"));
+    let words = match value {
+        Value::Boolean(is_on) if is_flag(command, key) => match is_on {
+            true => vec![format!("--{name}").into()],
+            false => Vec::new(),
+        },
+        _ if is_flag(command, key) => return Err(wrong().note("it is true or false")),
         Value::Array(list) => {
             let list: Option<Vec<String>> = list.iter().map(text).collect();
-            Ok(Some(format!("--{option}={}", list.ok_or_else(wrong)?.join(",")).into()))
+            let list = list.ok_or_else(wrong)?;
+            match (option.get_value_delimiter(), option.get_action()) {
+                _ if list.is_empty() => Vec::new(),
+                (Some(delimiter), _) => vec![word(&list.join(&delimiter.to_string()))],
+                (None, ArgAction::Append) => list.iter().map(|value| word(value)).collect(),
+                _ => return Err(wrong().note("it has one value")),
+            }
         }
-        _ => Ok(Some(format!("--{option}={}", text(value).ok_or_else(wrong)?).into())),
-    }
+        _ => vec![word(&text(value).ok_or_else(wrong)?)],
+    };
+    Ok(Setting { option, words })
 }
 
 /// clap's first line is the message; the rest (a suggestion, the usage) become notes.
@@ -240,6 +340,76 @@ mod tests {
         assert!(help(&[]).contains("--color") && help(&[]).starts_with("Paints"));
         assert!(!help(&["--color"]).contains("--color") && help(&["--color"]).starts_with("Paints"));
         assert!(hide(command(), &["--colour"]).is_err());
+    }
+
+    /// A program with options of its own.
+    #[derive(Debug, Parser)]
+    struct Own {
+        #[arg(long)]
+        config: Option<std::path::PathBuf>,
+        #[arg(long)]
+        set: Vec<String>,
+        #[arg(long)]
+        fresh: bool,
+        #[arg(long)]
+        name: Option<String>,
+        #[arg(long, short)]
+        data: Vec<String>,
+        #[arg(long, value_delimiter = ',')]
+        devices: Vec<String>,
+    }
+
+    fn own(file: &str, words: &[&str]) -> Result<Own> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.toml");
+        std::fs::write(&path, file).unwrap();
+        let words = ["own", "--config", path.to_str().unwrap()].into_iter().chain(words.iter().copied());
+        parse_from(words.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_flag_of_the_file_can_be_turned_off() {
+        assert!(own("fresh = true", &[]).unwrap().fresh);
+        assert!(!own("fresh = true", &["--set", "fresh=false"]).unwrap().fresh);
+        assert!(own("fresh = false", &["--set", "fresh=true"]).unwrap().fresh);
+        assert!(own("fresh = true", &["--set", "fresh=false", "--fresh"]).unwrap().fresh);
+        assert!(own("", &["--set", "fresh=false", "--set", "fresh=true"]).unwrap().fresh);
+    }
+
+    #[test]
+    fn a_list_is_replaced_as_a_whole() {
+        let file = "data = [\"a, b\", \"c\"]\ndevices = [\"x\", \"y\"]";
+        let read = |words: &[&str]| own(file, words).unwrap();
+        assert_eq!(
+            (read(&[]).data, read(&[]).devices),
+            (vec!["a, b".into(), "c".into()], vec!["x".into(), "y".into()])
+        );
+        assert_eq!(read(&["--data", "d"]).data, ["d"]);
+        assert_eq!(read(&["-d", "d"]).data, ["d"]);
+        assert_eq!(read(&["--set", "data=d", "--set", "data=e"]).data, ["d", "e"]);
+        assert_eq!(read(&["--set", "devices=z"]).devices, ["z"]);
+        assert!(own("data = []", &[]).unwrap().data.is_empty());
+        for (file, named) in [
+            ("name = [\"a\", \"b\"]", "array"),
+            ("[name]\nx = 1", "table"),
+            ("name = 1979-05-27", "datetime"),
+            ("set = [\"a=b\"]", "set"),
+            ("name = \"a\"\nconfig = \"b\"", "config"),
+        ] {
+            let e = own(file, &[]).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+            assert!(e.message().contains(named) && e.message().contains("run.toml"), "{e}");
+        }
+    }
+
+    #[test]
+    fn given_options_have_those_of_the_program() {
+        let words = ["own", "--data", "a", "--data", "b", "--fresh", "--set", "name=x y"];
+        let words = with_settings(&Own::command(), words).unwrap();
+        let matches = Own::command().try_get_matches_from(words).unwrap();
+        let expected =
+            serde_json::json!({"data": ["a", "b"], "fresh": true, "name": "x y", "set": "name=x y"});
+        assert_eq!(serde_json::Value::from(given_options(&Own::command(), &matches)), expected);
     }
 
     #[test]

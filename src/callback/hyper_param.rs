@@ -139,15 +139,17 @@ impl Setter {
     /// Sets the value. Logs a change at most once per epoch.
     pub(super) fn set(&mut self, cx: &TrainCx<'_>, value: f64) -> Result<()> {
         let before = self.param.value(cx)?;
+        self.param.set(cx, value)?;
+        // What the variable has: it may have rounded the value.
+        let after = self.param.value(cx)?;
         let Progress { epoch_num, global_step, .. } = **cx;
-        if before != value && self.logged_epoch != Some(epoch_num) {
+        if before != after && self.logged_epoch != Some(epoch_num) {
             self.logged_epoch = Some(epoch_num);
-            log::info!(
-                "after step {global_step}, {} changes from {before:.6} to {value:.6}",
-                self.param.name
-            );
+            // Most hyper-parameters are f32, whose digits are those that people wrote.
+            let (before, after) = (before as f32, after as f32);
+            log::info!("after step {global_step}, {} changes from {before} to {after}", self.param.name);
         }
-        self.param.set(cx, value)
+        Ok(())
     }
 
     /// Returns the value if it lives outside the graph. Checkpoints store variables separately.

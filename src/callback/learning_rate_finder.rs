@@ -6,8 +6,8 @@ use crate::runtime::Cadence;
 use std::fmt::Write;
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
-/// Trains while the learning rate grows exponentially from step to step, logs a table of the rates
-/// and their costs, and suggests the rate at which the cost falls fastest. Training stops when the
+/// Trains while the learning rate grows exponentially from step to step, logs a table and a plot of the
+/// rates and their costs, and suggests the rate at which the cost falls fastest. Training stops when the
 /// cost has become four times the lowest, when it is not finite, or after the last step.
 ///
 /// This is the learning rate range test of Smith, "Cyclical Learning Rates for Training Neural
@@ -74,27 +74,83 @@ fn smoothed(tried: &[(f64, f64)]) -> Vec<f64> {
     tried.iter().map(next).collect()
 }
 
-/// Returns the rate at which the smoothed cost falls fastest, before it is lowest; `None` if it
-/// never falls.
+/// Returns the rate at which the smoothed cost falls fastest, before it is lowest; `None` if it falls
+/// by no more than costs differ from batch to batch.
+///
+/// The fall is that over a tenth of the steps: from one step to the next, the differences of batches are
+/// larger. The first averages are those of a few batches, and are left out.
 fn suggestion(tried: &[(f64, f64)]) -> Option<f64> {
     let costs = smoothed(tried);
     let lowest = (0..costs.len()).min_by(|&a, &b| costs[a].total_cmp(&costs[b]))?;
-    let fall = |i: usize| costs[i - 1] - costs[i];
-    let steepest = (1..=lowest).max_by(|&a, &b| fall(a).total_cmp(&fall(b)))?;
-    (fall(steepest) > 0.0).then(|| tried[steepest].0)
+    let reach = (tried.len() / 20).max(1);
+    let fall = |i: usize| costs[i - reach] - costs[i + reach];
+    let candidates = 2 * reach..(lowest + 1).saturating_sub(reach);
+    let steepest = candidates.max_by(|&a, &b| fall(a).total_cmp(&fall(b)))?;
+    (fall(steepest) > noise(tried)).then(|| tried[steepest].0)
 }
 
-/// Returns the table of rates and costs, in at most 20 rows, with the suggestion.
+/// Returns by how much the costs of neighboring steps differ: the median, which a cost that explodes at
+/// the end does not change.
+fn noise(tried: &[(f64, f64)]) -> f64 {
+    let mut differences: Vec<f64> = tried.windows(2).map(|pair| (pair[1].1 - pair[0].1).abs()).collect();
+    differences.sort_by(f64::total_cmp);
+    differences.get(differences.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Returns the table of rates and costs, in at most 20 rows, a plot, and the suggestion.
 fn report(tried: &[(f64, f64)]) -> String {
     let costs = smoothed(tried);
     let mut text = format!("{:>12}  {:>12}  {:>12}\n", "rate", "cost", "smoothed");
     for ((rate, cost), smooth) in tried.iter().zip(&costs).step_by(tried.len().div_ceil(20).max(1)) {
         let _ = writeln!(text, "{rate:>12.3e}  {cost:>12.5}  {smooth:>12.5}");
     }
-    match suggestion(tried) {
+    let suggested = suggestion(tried);
+    text += &plot(tried, suggested);
+    match suggested {
         Some(rate) => text + &format!("the cost falls fastest at a learning rate of {rate:.2e}"),
-        None => text + "the cost never falls: no learning rate can be suggested",
+        None => text + "the cost falls by no more than it varies: no learning rate can be suggested",
     }
+}
+
+/// The size of the plot in characters.
+const COLUMNS: usize = 60;
+const ROWS: usize = 12;
+
+/// Draws the smoothed costs over the rates, whose axis is logarithmic, with a line at the suggestion.
+/// Empty for less than two costs.
+fn plot(tried: &[(f64, f64)], suggested: Option<f64>) -> String {
+    let costs = smoothed(tried);
+    let (Some(first), Some(last)) = (tried.first(), tried.last()) else { return String::new() };
+    let low = costs.iter().copied().fold(f64::INFINITY, f64::min);
+    // The last costs may explode; what falls lies below the first.
+    let high =
+        costs.iter().copied().fold(f64::NEG_INFINITY, f64::max).min(low + 2.0 * (costs[0] - low).abs());
+    if !(low < high && first.0 < last.0) {
+        return String::new();
+    }
+    let cell = |part: f64, cells: usize| ((part.clamp(0.0, 1.0) * (cells - 1) as f64).round()) as usize;
+    let column = |rate: f64| cell((rate / first.0).ln() / (last.0 / first.0).ln(), COLUMNS);
+    let mut picture = vec![[' '; COLUMNS]; ROWS];
+    if let Some(rate) = suggested {
+        picture.iter_mut().for_each(|row| row[column(rate)] = '|');
+    }
+    for ((rate, _), cost) in tried.iter().zip(&costs) {
+        picture[cell((high - cost) / (high - low), ROWS)][column(*rate)] = '*';
+    }
+    let mut text = String::new();
+    for (i, row) in picture.iter().enumerate() {
+        let label = match i {
+            0 => format!("{high:.4}"),
+            _ if i == ROWS - 1 => format!("{low:.4}"),
+            _ => String::new(),
+        };
+        let row: String = row.iter().collect();
+        let _ = writeln!(text, "{label:>12} |{}", row.trim_end());
+    }
+    let (first, last) = (format!("{:.1e}", first.0), format!("{:.1e}", last.0));
+    let _ = writeln!(text, "{:>12} +{}", "", "-".repeat(COLUMNS));
+    let _ = writeln!(text, "{:>12}  {first}{last:>1$}", "", COLUMNS - first.len());
+    text
 }
 
 impl Callback for LearningRateFinder {
@@ -133,7 +189,8 @@ impl Callback for LearningRateFinder {
         self.tried.push((self.rate(step), cost));
         let costs = smoothed(&self.tried);
         let lowest = costs.iter().copied().fold(f64::INFINITY, f64::min);
-        if costs.last().is_some_and(|&last| step > 10 && last > 4.0 * lowest) {
+        // Costs may be negative, so the factor of four is a distance.
+        if costs.last().is_some_and(|&last| step > 10 && last - lowest > 3.0 * lowest.abs()) {
             cx.stop("the cost grows");
         } else if step + 1 == self.steps {
             cx.stop("all learning rates were tried");
@@ -164,8 +221,46 @@ mod tests {
         let tried: Vec<(f64, f64)> = (0..200).map(|i| finder.rate(i)).map(|r| (r, cost(r))).collect();
         let rate = suggestion(&tried).unwrap();
         assert!((3e-3..6e-2).contains(&rate), "{rate}");
-        assert!(report(&tried).lines().count() <= 22, "{}", report(&tried));
+        assert!(report(&tried).lines().count() <= 22 + ROWS + 2, "{}", report(&tried));
         let rising: Vec<(f64, f64)> = (0..9).map(|i| (i as f64, i as f64)).collect();
         assert_eq!((suggestion(&rising), suggestion(&[])), (None, None));
+        for few in 0..5 {
+            report(&tried[..few]);
+        }
+    }
+
+    /// Costs that differ from batch to batch, by up to `noise` in either direction.
+    fn noisy(noise: f64, cost: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
+        let finder = LearningRateFinder::new();
+        let mut random = 1u64;
+        let mut next = || {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 40) as f64 / (1u64 << 23) as f64 - 1.0
+        };
+        (0..200).map(|i| finder.rate(i)).map(|rate| (rate, cost(rate) + noise * next())).collect()
+    }
+
+    #[test]
+    fn differences_of_batches_are_no_fall() {
+        // It falls by 2 around 1e-3, and the first batches happen to differ more than that.
+        let falling = |rate: f64| 2.3 - 2.0 / (1.0 + (1e-3 / rate).powi(2));
+        let mut tried = noisy(0.3, falling);
+        (tried[0].1, tried[1].1) = (6.0, 0.5);
+        let rate = suggestion(&tried).unwrap();
+        assert!((1e-4..1e-2).contains(&rate), "{rate}");
+        assert_eq!(suggestion(&noisy(0.3, |_| 2.3)), None);
+    }
+
+    #[test]
+    fn the_plot_shows_the_suggestion() {
+        let tried = noisy(0.0, |rate: f64| 1.0 / (1.0 + (rate / 1e-3).powi(2)) - 3.0);
+        let lines: Vec<String> = plot(&tried, Some(1e-3)).lines().map(String::from).collect();
+        assert_eq!(lines.len(), ROWS + 2);
+        assert!(lines[0].contains("-2.0") && lines[ROWS - 1].contains("-3.0"), "{lines:#?}");
+        assert!(lines[ROWS + 1].contains("1.0e-7") && lines[ROWS + 1].ends_with("1.0e1"), "{lines:#?}");
+        // The curve ends at the lower right; the suggestion is in the middle.
+        assert!(lines[ROWS - 1].ends_with('*'), "{lines:#?}");
+        assert!(lines[..ROWS - 1].iter().all(|line| line.contains(['|', '*'])));
+        assert_eq!(plot(&tried[..1], None), "");
     }
 }

@@ -7,7 +7,7 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 /// Checks that the cost of a few batches falls by a factor of 10, which shows that a model and its
 /// training work at all. It compares the mean over the first pass over the batches with the mean
 /// over each later pass. Training stops when the cost has fallen that far, and ends with an error
-/// if it has not at the end.
+/// if it has not at the end. The first mean must be positive.
 ///
 /// Train on these batches only: `dataflow.take(n).cache()`, or the option `--overfit N` of
 /// `TrainArgs`.
@@ -31,16 +31,23 @@ impl OverfitCheck {
         OverfitCheck { batches, cost: None, sum: 0.0, count: 0, first: None, last: f64::NAN, is_done: false }
     }
 
-    /// Adds the cost of a step.
-    fn add(&mut self, cost: f64) {
+    /// Adds the cost of a step. Returns an error if the first mean is not positive: such a cost has no
+    /// factor by which it falls.
+    fn add(&mut self, cost: f64) -> Result<()> {
         self.sum += cost;
         self.count += 1;
         if self.count == self.batches {
             self.last = self.sum / self.count as f64;
             (self.sum, self.count) = (0.0, 0);
             let first = *self.first.get_or_insert(self.last);
+            if first <= 0.0 {
+                let why = format!("the mean cost of the first pass is {first:.4}, and must be positive");
+                return Err(Error::argument(why)
+                    .note("whether a model learns is told from a cost that falls to a tenth, towards 0"));
+            }
             self.is_done = self.last <= first / FACTOR;
         }
+        Ok(())
     }
 }
 
@@ -58,7 +65,7 @@ impl Callback for OverfitCheck {
 
     fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         if let Some(cost) = self.cost.and_then(|cost| values.scalar(cost)) {
-            self.add(cost);
+            self.add(cost)?;
         }
         Ok(())
     }
@@ -98,11 +105,21 @@ mod tests {
     fn the_cost_must_fall_by_a_factor_of_ten() {
         let after = |costs: &[f64]| {
             let mut check = OverfitCheck::new(2);
-            costs.iter().for_each(|&cost| check.add(cost));
+            costs.iter().for_each(|&cost| check.add(cost).unwrap());
             (check.first, check.is_done)
         };
         assert_eq!(after(&[30.0, 10.0, 2.1]), (Some(20.0), false));
         assert_eq!(after(&[30.0, 10.0, 2.1, 2.0]), (Some(20.0), false));
         assert_eq!(after(&[30.0, 10.0, 2.1, 2.0, 2.0, 2.0]), (Some(20.0), true));
+    }
+
+    /// -5 is less than a tenth of -5.
+    #[test]
+    fn a_cost_that_is_not_positive_is_an_error() {
+        for cost in [0.0, -5.0] {
+            let mut check = OverfitCheck::new(1);
+            assert_eq!(check.add(cost).unwrap_err().kind(), ErrorKind::Argument, "{cost}");
+            assert!(!check.is_done);
+        }
     }
 }

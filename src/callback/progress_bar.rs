@@ -40,7 +40,8 @@ pub struct ProgressBar {
 struct Scalar {
     name: String,
     fetched: FetchHandle,
-    value: f64,
+    /// `None` until a step has been collected.
+    value: Option<f64>,
 }
 
 impl Default for ProgressBar {
@@ -75,7 +76,7 @@ impl ProgressBar {
         let rate = (done - self.first_step).max(0) as f64 / seconds.max(1e-9);
         let total = cx.steps_per_epoch as i64;
         let left = if rate > 0.0 { (total - done).max(0) as f64 / rate } else { 0.0 };
-        let value = |s: &Scalar| format!("{} {:.4}", s.name, s.value);
+        let value = |s: &Scalar| Some(format!("{} {}", s.name, short(s.value?)));
         Line {
             epoch: (cx.epoch_num, cx.max_epoch),
             step: (done, total),
@@ -85,7 +86,7 @@ impl ProgressBar {
                 format!("{:.1} s/step", 1.0 / rate)
             },
             left: format!("{} left", clock(left)),
-            scalars: self.scalars.iter().map(value).collect(),
+            scalars: self.scalars.iter().filter_map(value).collect(),
         }
     }
 
@@ -152,19 +153,29 @@ impl Line {
             let compact = spacious.replace(" steps/s", "/s").replace(", ", " ");
             [spacious, compact]
         });
-        let fits = |text: &String| head.len() + 1 + text.chars().count() <= width;
+        let columns = console::measure_text_width;
+        let fits = |text: &String| head.len() + 1 + columns(text) <= width;
         let mut texts = texts.filter(fits);
         let Some(text) = texts.next() else {
             return format!("{head} {step}/{steps}").chars().take(width).collect();
         };
         // Two spaces around the bar, and its two ends.
-        let room = width - head.len() - text.chars().count();
+        let room = width - head.len() - columns(&text);
         let cells = room.saturating_sub(4).min(20);
         if cells < 8 {
             return format!("{head} {text}");
         }
         let filled = cells * step.clamp(0, steps) as usize / steps.max(1) as usize;
         format!("{head} |{}{}| {text}", "=".repeat(filled), " ".repeat(cells - filled))
+    }
+}
+
+/// Formats a value with four decimals; in scientific notation if they would show nothing of it, or if it
+/// is long.
+fn short(x: f64) -> String {
+    match x.abs() {
+        size if size != 0.0 && !(5e-4..1e6).contains(&size) && size.is_finite() => format!("{x:.3e}"),
+        _ => format!("{x:.4}"),
     }
 }
 
@@ -200,7 +211,7 @@ impl Callback for ProgressBar {
         }
         for (name, tensor) in shown {
             let fetched = g.fetch(&tensor, Cadence::Deferred);
-            self.scalars.push(Scalar { name, fetched, value: f64::NAN });
+            self.scalars.push(Scalar { name, fetched, value: None });
         }
         Ok(())
     }
@@ -222,7 +233,7 @@ impl Callback for ProgressBar {
     fn collect(&mut self, values: &CollectCx<'_>) -> Result<()> {
         for scalar in &mut self.scalars {
             if let Some(x) = values.scalar(scalar.fetched) {
-                scalar.value = x;
+                scalar.value = Some(x);
             }
         }
         Ok(())
@@ -286,6 +297,31 @@ mod tests {
         assert!(all.contains("perplexity") && all.contains('|'), "{all}");
         for width in 0..200 {
             assert!(line(123).bar(width).chars().count() <= width, "{width}");
+        }
+    }
+
+    /// A character may take two columns.
+    #[test]
+    fn the_width_is_that_of_the_terminal() {
+        let mut line = line(123);
+        line.scalars = vec!["cost 0.1234".into(), "精度 0.9312".into()];
+        for width in 0..120 {
+            assert!(console::measure_text_width(&line.bar(width)) <= width, "{width}");
+        }
+    }
+
+    #[test]
+    fn small_and_large_values_are_shown() {
+        for (x, text) in [
+            (0.0, "0.0000"),
+            (0.0421, "0.0421"),
+            (-2.5, "-2.5000"),
+            (3.1e-5, "3.100e-5"),
+            (1.5e12, "1.500e12"),
+            (f64::NAN, "NaN"),
+            (f64::INFINITY, "inf"),
+        ] {
+            assert_eq!(short(x), text);
         }
     }
 

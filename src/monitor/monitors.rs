@@ -19,6 +19,8 @@ pub struct Monitors {
     now: Moment,
     /// Whether there are statistics since the end of the last step or epoch.
     put: bool,
+    /// Whether a statistic with a reserved name was reported.
+    reserved: bool,
 }
 
 struct Slot {
@@ -33,6 +35,9 @@ struct Series {
     class: Class,
     values: Vec<(u64, f64)>,
 }
+
+/// The names of the fields that say when a statistic was reported.
+const RESERVED: [&str; 2] = ["epoch_num", "global_step"];
 
 /// The minimum number of values of each scalar in the history. The maximum is twice as many.
 const HISTORY: usize = 1024;
@@ -93,6 +98,14 @@ impl Monitors {
 
     fn record_scalar(&mut self, name: &str, value: f64, class: Class) {
         let at = self.now;
+        if RESERVED.contains(&name) {
+            if !std::mem::replace(&mut self.reserved, true) {
+                log::warn!(
+                    "the statistic {name} is left out: all lines have a field of that name; choose another"
+                );
+            }
+            return;
+        }
         if !self.history.contains_key(name) {
             self.history.insert(name.to_string(), Series { class, values: Vec::new() });
         }
@@ -320,6 +333,17 @@ mod tests {
         let both = expected.iter().flat_map(|e| [format!("a {e}"), format!("b {e}")]);
         assert_eq!(calls(), both.collect::<Vec<_>>());
         assert!(m.put_image("x", &HostTensor::scalar(1u8)).unwrap_err().message().starts_with("x: "));
+    }
+
+    /// Readers would take it for the moment of all other statistics.
+    #[test]
+    fn a_statistic_cannot_have_the_name_of_a_moment() {
+        let (mut m, calls) = with(&[("a", "")]);
+        m.put_scalar("epoch_num", 9.0);
+        m.put_scalar("cost", 1.0);
+        m.put_scalar("global_step", 9.0);
+        assert_eq!(calls(), ["a scalar cost 1 Deterministic 0"]);
+        assert_eq!(m.latest("epoch_num"), None);
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl ScalarPrinter {
 
     /// Returns the lines to log since the last call.
     fn take_lines(&mut self) -> Vec<String> {
-        let line = |(name, value): (String, f64)| format!("{name}: {}", significant(value));
+        let line = |(name, value): (String, f64)| format!("{}: {}", printable(&name), significant(value));
         std::mem::take(&mut self.pending).into_iter().map(line).collect()
     }
 
@@ -102,7 +102,7 @@ impl ScalarPrinter {
                 *best
             });
             let (best, at) = best.map_or_else(Default::default, |(b, at)| (significant(b), at.to_string()));
-            rows.push([name, significant(now), best, at]);
+            rows.push([printable(&name), significant(now), best, at]);
         }
         if rows.len() == 1 {
             return String::new();
@@ -230,6 +230,11 @@ impl Direction {
     }
 }
 
+/// Escapes characters that would move the cursor or change colors.
+fn printable(name: &str) -> String {
+    name.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
 /// Formats a float like C's `%.5g`: five significant digits without trailing zeros, in scientific
 /// notation if it is very large or very small.
 fn significant(x: f64) -> String {
@@ -337,6 +342,11 @@ mod tests {
         ];
         assert_eq!(p.take_table(3).split('\n').collect::<Vec<_>>(), expected);
         assert_eq!(p.take_table(4), "", "nothing was reported");
+    }
+
+    #[test]
+    fn names_cannot_control_the_terminal() {
+        assert_eq!(printable("größe\u{1b}[31m\n"), "größe\\u{1b}[31m\\n");
     }
 
     #[test]

@@ -75,6 +75,7 @@ pub fn summary(graph: &Frozen, feeds: &[(&str, &[usize])]) -> Result<ModelSummar
         variable_bytes: variable_bytes(graph),
         planned_bytes: None,
         checkpoint_bytes: 0,
+        multiply_adds_per_second: None,
     })
 }
 
@@ -123,7 +124,7 @@ pub struct LayerSummary {
 }
 
 /// A summary of a model. It displays as a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelSummary {
     /// The layers in the order they were built.
     pub layers: Vec<LayerSummary>,
@@ -135,6 +136,9 @@ pub struct ModelSummary {
     /// The size of the copy of the variables from which a checkpoint is written while training goes
     /// on; 0 if no checkpoints are written. [`summary`] does not know it.
     pub checkpoint_bytes: usize,
+    /// The rate of a large matrix product on this machine. [`summary`] does not measure it; a run on the
+    /// CPU engine does.
+    pub multiply_adds_per_second: Option<f64>,
 }
 
 impl ModelSummary {
@@ -147,6 +151,14 @@ impl ModelSummary {
     pub fn multiply_adds(&self) -> (u64, u64) {
         let sum = |part: fn(&LayerSummary) -> u64| self.layers.iter().map(part).sum();
         (sum(|layer| layer.forward), sum(|layer| layer.backward))
+    }
+
+    /// Returns the time that the multiply-adds of a step take at the rate of a large matrix product, in
+    /// seconds, if that was measured. Layers that wait for memory take longer; Winograd convolutions
+    /// multiply less often than they are counted.
+    pub fn seconds_at_peak(&self) -> Option<f64> {
+        let (forward, backward) = self.multiply_adds();
+        Some((forward + backward) as f64 / self.multiply_adds_per_second?)
     }
 
     /// Returns the size of the outputs of all layers in bytes.
@@ -183,7 +195,15 @@ impl fmt::Display for ModelSummary {
                 "{name:a$}  {output:b$}  {parameters:>c$}  {forward:>d$}  {backward:>e$}  {activation:>g$}"
             )?;
         }
-        f.write_str(&memory_text(self.variable_bytes, self.checkpoint_bytes, self.planned_bytes))
+        f.write_str(&memory_text(self.variable_bytes, self.checkpoint_bytes, self.planned_bytes))?;
+        if let (Some(seconds), Some(rate)) = (self.seconds_at_peak(), self.multiply_adds_per_second) {
+            let (time, rate) = (1e3 * seconds, rate / 1e9);
+            write!(
+                f,
+                "\na step takes {time:.3} ms at {rate:.1} G multiply-adds/s, the rate of a large matrix product here"
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The first batch: the log line about how much data a step and an epoch take, and the comparison
 //! with the run that is resumed.
 
+use super::machine_roof;
 use crate::nn;
 use crate::runtime::{Device, Session, StepProgram};
 use serde_json::{Map, Value};
@@ -18,6 +19,7 @@ pub(super) fn describe_model(
     let mut summary = nn::summary(session.graph(), &sizes)?;
     summary.planned_bytes = program.planned_bytes(session, feeds)?;
     summary.checkpoint_bytes = if saves { summary.variable_bytes } else { 0 };
+    summary.multiply_adds_per_second = machine_roof::multiply_adds_per_second(session)?;
     Ok(summary.to_string())
 }
 

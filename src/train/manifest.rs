@@ -110,6 +110,7 @@ pub(super) fn describe(started: &Started<'_>) -> Value {
             "tensorpack": env!("CARGO_PKG_VERSION"),
             "rustc": env!("TENSORPACK_RUSTC_VERSION"),
             "platform": started.platform,
+            "driver": started.platform.is_some().then(driver).flatten(),
         },
         "host": {
             "name": crate::io::host(),
@@ -120,6 +121,7 @@ pub(super) fn describe(started: &Started<'_>) -> Value {
         },
         "processes": started.processes,
         "settings": started.settings,
+        "data": tensorpack_dataflow::dataset::used_files(),
         "environment": environment,
     })
 }
@@ -135,6 +137,15 @@ fn executable() -> Value {
         "bytes": about.map(|about| about.len()),
         "modified": modified.map(|at| at.as_secs()),
     })
+}
+
+/// Returns the version of the kernel's driver for GPUs, if it has one.
+fn driver() -> Option<String> {
+    let version = |module: &str| {
+        let text = std::fs::read_to_string(format!("/sys/module/{module}/version")).ok()?;
+        Some(format!("{module} {}", text.trim()))
+    };
+    version("nvidia").or_else(|| version("amdgpu"))
 }
 
 /// Returns the commit of the checkout in which the program runs, and whether tracked files differ

@@ -10,6 +10,7 @@ mod defaults;
 mod distributed;
 mod largest_batch;
 mod launch;
+mod machine_roof;
 mod main_loop;
 mod manifest;
 mod noop;

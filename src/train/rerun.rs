@@ -28,6 +28,8 @@ pub(super) struct Rerun {
     /// The directory of the run.
     run: PathBuf,
     report: PathBuf,
+    /// The options of the run, by name. Its configuration file may have changed since.
+    options: Value,
     task: Task,
     /// Whether the task is done, so that training ends.
     done: AtomicBool,
@@ -57,8 +59,17 @@ impl Rerun {
             Some("verify") => {
                 let folders = task["checkpoints"].as_array().ok_or_else(|| bad("checkpoints"))?;
                 let folders = folders.iter().filter_map(Value::as_str).map(PathBuf::from);
+                // A run that trains removes old checkpoints.
+                let folders: Vec<PathBuf> = folders.filter(|folder| folder.exists()).collect();
+                if folders.is_empty() {
+                    return Err(Error::argument("all checkpoints to compare were removed meanwhile")
+                        .note("verify newer ones, or wait until the run has ended"));
+                }
                 Task::Verify(
-                    folders.map(|folder| Ok((folder.clone(), position(&folder)?))).collect::<Result<_>>()?,
+                    folders
+                        .into_iter()
+                        .map(|folder| Ok((folder.clone(), position(&folder)?)))
+                        .collect::<Result<_>>()?,
                 )
             }
             Some("replay") => Task::Replay {
@@ -69,7 +80,8 @@ impl Rerun {
             _ => return Err(bad("task")),
         };
         let [directory, run, report] = [path("directory")?, path("run")?, path("report")?];
-        Ok(Rerun { directory, run, report, task: kind, done: AtomicBool::new(false) })
+        let options = task["options"].clone();
+        Ok(Rerun { directory, run, report, options, task: kind, done: AtomicBool::new(false) })
     }
 
     /// Makes a run that resumes the copied checkpoint and writes only to the temporary directory.
@@ -82,6 +94,7 @@ impl Rerun {
             return Err(Error::new(ErrorKind::Unsupported, why)
                 .note("the program must train this run before any other, as it did at first"));
         }
+        self.check_options(&run.options)?;
         run.logdir = Some(self.directory.clone());
         run.fresh = false;
         // Monitors may write elsewhere. The history of statistics, which callbacks read, stays.
@@ -91,6 +104,21 @@ impl Rerun {
         run.then_exit = true;
         run.rerun = Some(self);
         Ok(())
+    }
+
+    /// Returns an error if an option is not what it was in the run. The command line is the same, but a
+    /// `--config` file may have been changed.
+    fn check_options(&self, now: &Value) -> Result<()> {
+        let (Some(then), Some(now)) = (self.options.as_object(), now.as_object()) else { return Ok(()) };
+        let changed = then.keys().chain(now.keys()).find(|name| then.get(*name) != now.get(*name));
+        let Some(name) = changed else { return Ok(()) };
+        let text = |value: Option<&Value>| value.map_or("not set".into(), Value::to_string);
+        let why = format!(
+            "the option {name} is {}, and was {} in the run",
+            text(now.get(name)),
+            text(then.get(name))
+        );
+        Err(Error::argument(why).note("restore the file that --config names"))
     }
 
     /// Compares the state of a commit point with the checkpoint that was taken there, if there is one,
@@ -115,7 +143,10 @@ impl Rerun {
         let Some((folder, position)) = is_due.then(|| ahead.pop_front()).flatten() else { return Ok(()) };
         let is_last = ahead.is_empty();
         let found = match position == now {
-            true => differences(&folder, state)?,
+            true => differences(&folder, state).or_else(|e| match folder.exists() {
+                true => Err(e),
+                false => Ok(json!({"skipped": "the run has removed it meanwhile"})),
+            })?,
             false => {
                 json!({"skipped": "training has no such moment: a signal or a callback ended a run there"})
             }

@@ -13,8 +13,7 @@ use crate::io::smart_init;
 use crate::runtime::{Device, parse_bytes};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
-use serde_json::{Map, Value, json};
-use std::ffi::OsString;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use tensorpack_dataflow::DataFlow;
 use tensorpack_tensor::{Error, Result};
@@ -158,16 +157,7 @@ impl TrainArgs {
     /// # }
     /// ```
     pub fn parse_program(about: &'static str, without: &[&str]) -> Result<TrainArgs> {
-        TrainArgs::parse_words(about, without, std::env::args_os())
-    }
-
-    fn parse_words(
-        about: &'static str,
-        without: &[&str],
-        words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
-    ) -> Result<TrainArgs> {
-        let command = Program::command().about(about);
-        let matches = command_line::matches_without(command, without, words)?;
+        let matches = command_line::process_matches(Program::command().about(about), without)?;
         TrainArgs::from_arg_matches(&matches).map_err(|e| Error::argument(e.to_string()))
     }
 
@@ -260,7 +250,8 @@ impl TrainArgs {
             self.replace_callbacks(run, LearningRateFinder::new());
             // A rate at which the cost is not finite ends the search, not the program.
             run.nan = NanPolicy::Skip(u32::MAX);
-            run.max_epoch = u64::MAX;
+            // The search ends by itself, after 200 steps.
+            run.max_epoch = run.starting_epoch + 200;
         }
         if self.dry_run {
             (run.dry_run, run.then_exit) = (true, true);
@@ -276,7 +267,7 @@ impl TrainArgs {
         run.then_exit = true;
     }
 
-    /// Returns the options that were given, for the manifest of the run.
+    /// Returns the options that were given, for the manifest of the run: those of the program, too.
     fn given(&self) -> Value {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.to_string_lossy().into_owned());
         let on = |is_on: bool| is_on.then_some(true);
@@ -289,6 +280,7 @@ impl TrainArgs {
             "devices": (!devices.is_empty()).then_some(devices),
             "threads-per-device": self.threads_per_device,
             "precision": self.precision.map(|precision| precision.to_string()),
+            "memory-limit": self.memory_limit,
             "logdir": path(&self.logdir),
             "load": path(&self.load),
             "fresh": on(self.fresh),
@@ -302,20 +294,23 @@ impl TrainArgs {
             "set": (!self.set.is_empty()).then_some(&self.set),
         });
         let given = all.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
-        given.map(|(name, value)| (name.clone(), value.clone())).collect::<Map<_, _>>().into()
+        let mut options = command_line::process_options();
+        options.extend(given.map(|(name, value)| (name.clone(), value.clone())));
+        options.into()
     }
 
     /// Limits the data to the batches of `--overfit`, if it was given.
     fn limit_data(&self, mut config: TrainConfig) -> Result<TrainConfig> {
         let Some(batches) = self.overfit else { return Ok(config) };
-        config.data = match config.data {
-            Data::Dataflow(flow) => Data::Dataflow(flow.take(batches).cache().into_flow()),
-            Data::Input(_) => {
-                return Err(Error::argument(
-                    "--overfit does not apply to this program: its input is no dataflow",
-                ));
-            }
+        let Data::Dataflow(flow) = config.data else {
+            return Err(Error::argument(
+                "--overfit does not apply to this program: its input is no dataflow",
+            ));
         };
+        let flow = flow.take(batches).cache().into_flow();
+        // The data may have fewer.
+        let batches = flow.size().map_or(batches, |size| batches.min(size));
+        config.data = Data::Dataflow(flow);
         self.replace_callbacks(&mut config.run, OverfitCheck::new(batches));
         config.run.steps_per_epoch = self.steps_per_epoch.or(Some(batches.max(100)));
         config.run.max_epoch = self.max_epoch.unwrap_or(20);
@@ -533,9 +528,17 @@ mod tests {
             assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
             assert!(named.iter().all(|part| e.to_string().contains(part)), "{e}");
         }
+        let options = TrainArgs::parse_options(["--memory-limit", "2GB"])
+            .unwrap()
+            .apply(RunConfig::new())
+            .unwrap()
+            .options;
+        assert_eq!(options["memory-limit"], 2_000_000_000u64);
         std::fs::write(&file, "max_epochs = 2\n").unwrap();
         let e = parse(&[]).unwrap_err();
         assert!(e.to_string().contains("max-epoch") && e.to_string().contains("run.toml"), "{e}");
+        std::fs::write(&file, "max_epoch = 2\nmax-epoch = 3\n").unwrap();
+        assert!(parse(&[]).unwrap_err().to_string().contains("twice"));
         std::fs::write(&file, "max_epoch = \n").unwrap();
         assert!(parse(&[]).unwrap_err().to_string().contains("run.toml"));
         std::fs::remove_file(&file).unwrap();
@@ -560,7 +563,12 @@ mod tests {
     fn options_that_do_not_apply_to_a_program() {
         let parse = |words: &[&str]| {
             let words = ["program"].iter().chain(words).map(|word| word.to_string());
-            TrainArgs::parse_words("Trains", &["--fake", "--full"], words.collect::<Vec<_>>())
+            let matches = command_line::matches_without(
+                Program::command(),
+                &["--fake", "--full"],
+                words.collect::<Vec<_>>(),
+            )?;
+            Ok::<_, Error>(TrainArgs::from_arg_matches(&matches).unwrap())
         };
         assert_eq!(parse(&["--seed", "3"]).unwrap().seed, Some(3));
         for given in ["--fake", "--full"] {
@@ -568,7 +576,7 @@ mod tests {
             assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
             assert!(e.message().contains(given), "{e}");
         }
-        assert!(TrainArgs::parse_words("Trains", &["--color"], ["program"]).is_err());
+        assert!(command_line::matches_without(Program::command(), &["--color"], ["program"]).is_err());
     }
 
     #[test]

@@ -34,6 +34,7 @@ fn the_manifest_says_what_ran_and_every_restart() {
     assert!(start["versions"]["rustc"].as_str().unwrap().starts_with("rustc 1."), "{start}");
     assert_eq!(start["versions"]["tensorpack"], env!("CARGO_PKG_VERSION"));
     assert_eq!(start["host"]["process"], std::process::id());
+    assert!(start["data"].is_object(), "{start}");
     assert!(start["time"].as_str().unwrap().ends_with('Z') && start["arguments"].is_array(), "{start}");
     if Path::new(env!("CARGO_MANIFEST_DIR")).join(".git").exists() && !start["git"].is_null() {
         assert_eq!(start["git"]["commit"].as_str().map(str::len), Some(40), "{start}");

@@ -1,6 +1,7 @@
 //! `nn::summary`: layers, parameters, multiply-adds, memory.
 
 use tensorpack::ErrorKind;
+use tensorpack::nn::ModelSummary;
 use tensorpack::prelude::*;
 
 /// A convolution, a linear layer inside another scope, and a product outside of layers.
@@ -42,6 +43,11 @@ fn layers_have_their_shapes_parameters_and_multiply_adds() {
     assert_eq!(summary.multiply_adds(), (macs + 4800 + 40, macs + 9600 + 80));
     // Momentum has a slot for each parameter.
     assert!(summary.variable_bytes >= 2 * 4 * parameters, "{summary:?}");
+    assert_eq!(summary.seconds_at_peak(), None);
+    let (forward, backward) = summary.multiply_adds();
+    let measured = ModelSummary { multiply_adds_per_second: Some(1e9), ..summary.clone() };
+    assert_eq!(measured.seconds_at_peak(), Some((forward + backward) as f64 / 1e9));
+    assert!(measured.to_string().lines().last().unwrap().contains(" 1.0 G multiply-adds/s"), "{measured}");
     let table = summary.to_string();
     for part in ["conv", "[4, 12, 10, 8]", "head/fc", "total", &parameters.to_string()] {
         assert!(table.contains(part), "{table}");

@@ -74,6 +74,7 @@ impl CheckpointCommand {
             CheckpointCommand::Ls { runs, format } => {
                 let mut all = Vec::new();
                 for run in runs {
+                    std::fs::metadata(run).map_err(|e| Error::from(e).within(run.display()))?;
                     all.extend(list_checkpoints(run)?);
                 }
                 match format.json {
@@ -116,6 +117,10 @@ impl CheckpointCommand {
                             let count = checkpoint.tensors.len();
                             writeln!(out, "{}: intact, {count} tensors", folder.display())?;
                         }
+                        // A run that trains removes old checkpoints.
+                        Err(_) if !folder.exists() => {
+                            writeln!(out, "{}: removed meanwhile", folder.display())?;
+                        }
                         Err(e) => {
                             is_intact = false;
                             writeln!(out, "{}: damaged: {e}", folder.display())?;
@@ -132,6 +137,7 @@ impl CheckpointCommand {
 fn folders(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for path in paths {
+        std::fs::metadata(path).map_err(|e| Error::from(e).within(path.display()))?;
         let inside = path.join("checkpoints");
         if !inside.is_dir() {
             all.push(path.clone());
@@ -165,14 +171,25 @@ fn read(path: &Path) -> Result<Named> {
     if path.is_dir() && path.join("state.json").exists() {
         return Ok(Checkpoint::load(path)?.tensors);
     }
-    // A tag is a file with the name of a folder beside it.
-    if path.is_file() && path.extension().is_none() {
-        let name = std::fs::read_to_string(path).map_err(|e| Error::from(e).within(path.display()))?;
-        let folder = path.with_file_name(name.trim());
+    if let Some(folder) = tagged_folder(path)? {
         return Ok(Checkpoint::load(folder)?.tensors);
     }
     read_tensors(path, None)
 }
+
+/// Returns the folder that the file of a tag names. A tag may have the name of a statistic, with dots.
+fn tagged_folder(path: &Path) -> Result<Option<PathBuf>> {
+    let is_short = std::fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() <= MAX_TAG);
+    if !is_short {
+        return Ok(None);
+    }
+    let bytes = std::fs::read(path).map_err(|e| Error::from(e).within(path.display()))?;
+    let name = str::from_utf8(&bytes).ok().map(str::trim).filter(|name| name.starts_with("step-"));
+    Ok(name.map(|name| path.with_file_name(name)))
+}
+
+/// The longest file of a tag in bytes.
+const MAX_TAG: u64 = 4096;
 
 fn about(info: &CheckpointInfo) -> Value {
     let saved = info.saved_at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -249,7 +266,9 @@ fn show(tensors: &Named) -> String {
     let mut rows = vec![header.map(String::from).to_vec()];
     for (name, tensor) in tensors {
         let e = Elements::new(tensor);
-        let numbers = [e.mean, e.deviation, e.lowest, e.highest].map(number);
+        // Without a finite element there are no statistics.
+        let cell = |x: f64| if e.mean.is_nan() { "-".into() } else { number(x) };
+        let numbers = [e.mean, e.deviation, e.lowest, e.highest].map(cell);
         let about = [name.clone(), tensor.dtype().to_string(), format!("{:?}", tensor.sizes())];
         rows.push([&about[..], &numbers[..], &[e.not_finite.to_string()][..]].concat());
     }

@@ -24,6 +24,7 @@ mod serve;
 #[cfg(feature = "plot")]
 mod stroke_font;
 mod table;
+mod warning;
 mod weights;
 mod wheel;
 

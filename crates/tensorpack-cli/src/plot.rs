@@ -2,11 +2,14 @@
 
 use crate::png_picture::PngPicture;
 use crate::run_dir::{Point, Run};
+use crate::runs::FormatArgs;
+use crate::table::json_number;
 use clap::Args;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters_backend::DrawingErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use tensorpack::serde_json::{Value, json};
 use tensorpack::{Error, ErrorKind, Result};
 
 #[derive(Args)]
@@ -17,21 +20,31 @@ pub(crate) struct PlotArgs {
     /// The statistics to draw.
     #[arg(short, long = "statistic", value_name = "NAME", required = true)]
     statistics: Vec<String>,
-    /// The .svg or .png file to write.
-    #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
+    /// The .svg or .png file to write. With --json it may be left out.
+    #[arg(short, long, value_name = "FILE", required_unless_present = "json")]
+    output: Option<PathBuf>,
     /// Draw the values of steps, even of statistics that have one for each epoch.
     #[arg(long)]
     steps: bool,
     /// Draw the values on a logarithmic axis.
     #[arg(long)]
     log: bool,
+    #[command(flatten)]
+    format: FormatArgs,
 }
 
-/// A curve, with its label.
+/// A statistic of a run.
 struct Curve {
+    run: String,
+    statistic: String,
+    /// How the legend calls it.
     label: String,
+    /// All values.
+    values: Vec<Point>,
+    /// What is drawn of them.
     points: Vec<(f64, f64)>,
+    /// The number of values that have no place on the axes.
+    not_drawn: usize,
 }
 
 /// The size of a plot. PNG files have twice as many pixels in each direction.
@@ -44,53 +57,72 @@ const MAX: f64 = 1e300;
 const MAX_POINTS: usize = 2000;
 
 impl PlotArgs {
-    /// Writes the file. Returns what was written.
+    /// Writes the file. Returns what to print.
     pub(crate) fn run(&self) -> Result<String> {
-        let extension = self.output.extension().unwrap_or_default().to_ascii_lowercase();
-        if extension != "svg" && extension != "png" {
-            let why = format!("{} is no .svg or .png file", self.output.display());
+        let extension = self.output.as_ref().map(|file| file.extension().unwrap_or_default());
+        let extension = extension.map(|extension| extension.to_ascii_lowercase());
+        if let (Some(file), Some(extension)) = (&self.output, &extension)
+            && extension != "svg"
+            && extension != "png"
+        {
+            let why = format!("{} is no .svg or .png file", file.display());
             return Err(
                 Error::new(ErrorKind::Unsupported, why).note("name a file that ends in .svg or in .png")
             );
         }
         let curves = self.curves(&Run::find(&self.dirs)?)?;
-        let drawn = match extension == "png" {
-            true => self
-                .draw(&curves, &PngPicture::new(self.output.clone(), SIZE).into_drawing_area())
-                .map_err(text),
-            false => {
-                self.draw(&curves, &SVGBackend::new(&self.output, SIZE).into_drawing_area()).map_err(text)
-            }
+        if let Some(file) = &self.output {
+            let drawn = match extension.is_some_and(|extension| extension == "png") {
+                true => {
+                    self.draw(&curves, &PngPicture::new(file.clone(), SIZE).into_drawing_area()).map_err(text)
+                }
+                false => self.draw(&curves, &SVGBackend::new(file, SIZE).into_drawing_area()).map_err(text),
+            };
+            drawn.map_err(|e| Error::new(ErrorKind::Io, e).within(file.display()))?;
+        }
+        match &self.output {
+            _ if self.format.json => Ok(format!("{:#}\n", self.json(&curves))),
+            Some(file) => Ok(written(&curves, file)),
+            None => Ok(String::new()),
+        }
+    }
+
+    /// Returns all values of the curves.
+    fn json(&self, curves: &[Curve]) -> Value {
+        let point = |p: &Point| json!([p.step, json_number(p.value)]);
+        let curve = |c: &Curve| {
+            json!({
+                "run": c.run,
+                "statistic": c.statistic,
+                "points": c.values.iter().map(point).collect::<Value>(),
+            })
         };
-        drawn.map_err(|e| Error::new(ErrorKind::Io, e).within(self.output.display()))?;
-        let points: usize = curves.iter().map(|curve| curve.points.len()).sum();
-        let [curves, points] = [(curves.len(), "curve"), (points, "point")]
-            .map(|(n, what)| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
-        Ok(format!("wrote {curves} of {points} to {}\n", self.output.display()))
+        let output = self.output.as_ref().map(|file| file.display().to_string());
+        json!({"output": output, "curves": curves.iter().map(curve).collect::<Value>()})
     }
 
     /// Returns the curve of each statistic of each run that has it.
     fn curves(&self, runs: &[Run]) -> Result<Vec<Curve>> {
-        let mut curves = Vec::new();
+        let mut curves: Vec<Curve> = Vec::new();
         for name in &self.statistics {
             let before = curves.len();
-            let mut values = 0;
             for run in runs {
                 let (of_epochs, of_steps) = (run.statistic(name), run.curve(name));
-                let points = if of_epochs.is_empty() || (self.steps && !of_steps.is_empty()) {
+                let values = if of_epochs.is_empty() || (self.steps && !of_steps.is_empty()) {
                     of_steps
                 } else {
                     of_epochs
                 };
-                values += points.len();
-                let points = thinned(&drawable(&points, self.log));
-                if !points.is_empty() {
+                if !values.is_empty() {
                     let label = match (runs.len(), self.statistics.len()) {
                         (1, _) => name.clone(),
                         (_, 1) => run.name(),
                         _ => format!("{} {name}", run.name()),
                     };
-                    curves.push(Curve { label, points });
+                    let points = drawable(&values, self.log);
+                    let not_drawn = values.len() - points.len();
+                    let (run, statistic, points) = (run.name(), name.clone(), thinned(&points));
+                    curves.push(Curve { run, statistic, label, values, points, not_drawn });
                 }
             }
             if curves.len() == before {
@@ -98,17 +130,18 @@ impl PlotArgs {
                     runs.iter().flat_map(|run| [run.names(), run.curve_names()].concat()).collect();
                 known.sort();
                 known.dedup();
-                if values > 0 {
-                    let what = if self.log { "positive and finite" } else { "finite" };
-                    let why = format!("{name:?} cannot be drawn: none of its {values} values is {what}");
-                    return Err(Error::argument(why));
-                }
                 let why = format!("no run has values of the statistic {name:?}");
                 let known = match known.is_empty() {
                     true => "they have no statistics yet".into(),
                     false => format!("they have: {}", known.join(", ")),
                 };
                 return Err(Error::new(ErrorKind::Name, why).note(known));
+            }
+            if self.output.is_some() && curves[before..].iter().all(|curve| curve.points.is_empty()) {
+                let count: usize = curves[before..].iter().map(|curve| curve.values.len()).sum();
+                let what = if self.log { "positive and finite" } else { "finite" };
+                let why = format!("{name:?} cannot be drawn: none of its {count} values is {what}");
+                return Err(Error::argument(why));
             }
         }
         Ok(curves)
@@ -163,6 +196,20 @@ impl PlotArgs {
         root.present()?;
         Ok(())
     }
+}
+
+/// Says what was written.
+fn written(curves: &[Curve], file: &Path) -> String {
+    let points: usize = curves.iter().map(|curve| curve.points.len()).sum();
+    let not_drawn: usize = curves.iter().map(|curve| curve.not_drawn).sum();
+    let [curves, points] = [(curves.len(), "curve"), (points, "point")]
+        .map(|(n, what)| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
+    let left_out = match not_drawn {
+        0 => String::new(),
+        1 => "; 1 value cannot be drawn".into(),
+        n => format!("; {n} values cannot be drawn"),
+    };
+    format!("wrote {curves} of {points} to {}{left_out}\n", file.display())
 }
 
 /// Drops zeros at the end of a fraction, which ticks of an axis have.

@@ -4,6 +4,7 @@
 use crate::child_process::{CaughtSignals, ChildEnd};
 use crate::run_dir::Run;
 use crate::runs::FormatArgs;
+use crate::warning::warn;
 use clap::Args;
 use std::fs::{self, File};
 use std::io::Write;
@@ -71,9 +72,9 @@ impl VerifyArgs {
         // The options of a later start may differ, such as the number of epochs.
         let end = end_of_options(&self.run, from.global_step)?;
         if let Some(end) = end.filter(|end| compared.last().is_some_and(|c| c.global_step > *end)) {
-            eprintln!(
+            warn(format_args!(
                 "note: the steps after {end} were trained with other options; verify them with --from {end}"
-            );
+            ));
             compared.retain(|c| c.global_step <= end);
         }
         if compared.is_empty() {
@@ -86,7 +87,7 @@ impl VerifyArgs {
         let folders: Vec<String> = compared.iter().map(|c| absolute(&c.path)).collect::<Result<_>>()?;
         let task = json!({"task": "verify", "checkpoints": folders});
         let report = rerun(&self.run, &from, task)?;
-        let equal = report.iter().all(|line| line["equal"] != false);
+        let equal = is_equal(&report);
         if self.format.json {
             let all = json!({
                 "run": self.run.display().to_string(),
@@ -170,6 +171,13 @@ fn existing(saved: &[CheckpointInfo]) -> String {
     }
 }
 
+/// Returns whether all checkpoints that were compared are equal. If none could be compared, that proves
+/// nothing.
+fn is_equal(report: &[Value]) -> bool {
+    let has = |equal: bool| report.iter().any(|line| line["equal"] == equal);
+    has(true) && !has(false)
+}
+
 /// The line of a compared checkpoint.
 fn verified(line: &Value) -> String {
     let step = &line["step"];
@@ -218,6 +226,7 @@ fn rerun(run: &Path, from: &CheckpointInfo, mut task: Value) -> Result<Vec<Value
         None => absolute(run)?.into(),
     };
     task["report"] = report.to_string_lossy().into();
+    task["options"] = start["options"].clone();
     let file = copy.0.join("task");
     fs::write(&file, task.to_string()).map_err(|e| at(e, &file))?;
     let log = copy.0.join("output");
@@ -292,11 +301,11 @@ impl Program {
         let modified = about.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
         let changed = |key: &str, now: Option<u64>| file[key].as_u64().is_some_and(|then| Some(then) != now);
         if changed("bytes", Some(about.len())) || changed("modified", modified.map(|at| at.as_secs())) {
-            eprintln!(
+            warn(format_args!(
                 "warning: {} was built again since the run{}: other results may be those of another program",
                 path.display(),
                 built_from(start)
-            );
+            ));
         }
         Ok(Program { path, start: start.clone() })
     }
@@ -349,7 +358,21 @@ impl TemporaryDir {
 impl Drop for TemporaryDir {
     fn drop(&mut self) {
         if let Err(e) = fs::remove_dir_all(&self.0) {
-            eprintln!("warning: {} could not be removed: {e}", self.0.display());
+            warn(format_args!("warning: {} could not be removed: {e}", self.0.display()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checkpoints_that_were_not_compared_are_not_equal() {
+        let [equal, differs, skipped] =
+            [json!({"equal": true}), json!({"equal": false}), json!({"skipped": "why"})];
+        assert!(is_equal(&[equal.clone(), skipped.clone()]));
+        assert!(!is_equal(&[equal, differs]));
+        assert!(!is_equal(&[skipped]) && !is_equal(&[]));
     }
 }

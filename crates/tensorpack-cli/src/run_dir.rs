@@ -1,5 +1,6 @@
 //! The directory of a run, as its readers see it: `manifest.json`, `stats.jsonl`, `steps.jsonl`.
 
+use crate::warning::warn;
 use std::fs;
 use std::io::ErrorKind as IoError;
 use std::path::{Path, PathBuf};
@@ -74,7 +75,7 @@ impl Run {
                 Ok(run) => runs.push(run),
                 Err(e) if found.len() == 1 => return Err(e),
                 Err(e) => {
-                    eprintln!("warning: {} is left out: {e}", dir.display());
+                    warn(format_args!("warning: {} is left out: {e}", dir.display()));
                     first_error.get_or_insert(e);
                 }
             }
@@ -180,7 +181,7 @@ fn search(dir: &Path, depth: u32, found: &mut Vec<PathBuf>) -> Result<()> {
             && let Err(e) = search(&entry.path(), depth - 1, found)
         {
             // Another user's, or one that was removed meanwhile.
-            eprintln!("warning: {e}");
+            warn(format_args!("warning: {e}"));
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! `tensorpack runs`: lists, shows and compares runs.
 
 use crate::run_dir::{Point, Run};
-use crate::table::{number, table};
+use crate::table::{json_number, number, table};
 use clap::{Args, Subcommand};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -66,10 +66,13 @@ impl RunsCommand {
             RunsCommand::Compare { dirs, format } => {
                 let runs: Vec<Run> = dirs.iter().map(|dir| Run::read(dir)).collect::<Result<_>>()?;
                 let (settings, statistics) = (differences(&runs), last_values(&runs));
+                let of_runs =
+                    |values: &Vec<Option<f64>>| values.iter().map(|x| x.map(json_number)).collect::<Value>();
+                let last = statistics.iter().map(|(name, values)| (name.clone(), of_runs(values)));
                 let value = json!({
                     "runs": runs.iter().map(Run::name).collect::<Vec<_>>(),
                     "differences": settings,
-                    "statistics": statistics,
+                    "statistics": last.collect::<Map<_, _>>(),
                 });
                 Ok(print(format, value, compare(&runs, &settings, &statistics)))
             }
@@ -87,7 +90,7 @@ fn extremes(points: &[Point]) -> Option<[Point; 2]> {
 
 fn summary(run: &Run) -> Value {
     let (epoch, step) = run.progress();
-    let point = |p: &Point| json!({"value": p.value, "epoch": p.epoch, "step": p.step});
+    let point = |p: &Point| json!({"value": json_number(p.value), "epoch": p.epoch, "step": p.step});
     let statistic = |name: String| {
         let points = run.statistic(&name);
         let value = json!({
@@ -152,10 +155,11 @@ fn show(run: &Run) -> String {
     let mut rows = vec![header.map(String::from).to_vec()];
     for name in run.names() {
         let points = run.statistic(&name);
-        let Some([lowest, highest]) = extremes(&points) else { continue };
         let last = points.last().map_or_else(String::new, |p| number(p.value));
-        let extreme = |p: Point| [number(p.value), p.epoch.to_string()];
-        rows.push([vec![name, last], extreme(lowest).to_vec(), extreme(highest).to_vec()].concat());
+        // A statistic that was never a number has no extremes.
+        let extremes = extremes(&points).into_iter().flatten();
+        let extremes = extremes.flat_map(|p| [number(p.value), p.epoch.to_string()]);
+        rows.push([name, last].into_iter().chain(extremes).collect());
     }
     text + &table(&rows)
 }
@@ -181,7 +185,7 @@ fn flat(value: &Value) -> BTreeMap<String, String> {
 /// Returns what differs between the last starts of runs: for each name the value in each run.
 fn differences(runs: &[Run]) -> BTreeMap<String, Vec<Option<String>>> {
     // These differ between any two starts.
-    const VOLATILE: [&str; 4] = ["time", "host.process", "host.available_memory", "options.logdir"];
+    const VOLATILE: [&str; 5] = ["time", "logdir", "host.process", "host.available_memory", "options.logdir"];
     let starts: Vec<BTreeMap<String, String>> =
         runs.iter().map(|run| run.starts.last().map(flat).unwrap_or_default()).collect();
     let mut all: BTreeMap<String, Vec<Option<String>>> = BTreeMap::new();

@@ -1,9 +1,15 @@
-//! Aligned tables of text.
+//! Aligned tables of text, and numbers in text and JSON.
 
-/// Formats rows as a table: the first column to the left, all others to the right.
+use tensorpack::serde_json::{Value, json};
+
+/// Formats rows as a table: the first column to the left, all others to the right. Escapes control
+/// characters: names in the files of a run may have any.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let cell = |row: &[String], i: usize| row.get(i).map_or("", String::as_str).to_string();
+    let plain = |c: char| if c.is_control() { c.escape_default().collect() } else { vec![c] };
+    let cell = |row: &[String], i: usize| {
+        row.get(i).into_iter().flat_map(|text| text.chars()).flat_map(plain).collect::<String>()
+    };
     let width = |i: usize| rows.iter().map(|row| cell(row, i).chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let line = |row: &Vec<String>| {
@@ -29,9 +35,21 @@ pub(crate) fn number(x: f64) -> String {
     }
 }
 
+/// Returns a number as the files of a run have it: JSON has no NaN and no infinities, so they are the
+/// strings `"NaN"`, `"inf"` and `"-inf"`.
+pub(crate) fn json_number(x: f64) -> Value {
+    if x.is_finite() { json!(x) } else { json!(x.to_string()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn json_has_numbers_that_are_not_finite_as_strings() {
+        let all = [1.5, f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(json_number);
+        assert_eq!(all, [json!(1.5), json!("NaN"), json!("inf"), json!("-inf")]);
+    }
 
     #[test]
     fn columns_are_aligned() {
@@ -40,6 +58,7 @@ mod tests {
             table(&[row(["run", "cost"]), row(["a long name", "1"])]),
             "run          cost\na long name     1\n"
         );
+        assert_eq!(table(&[row(["a\u{1b}[2J\nb", "1"])]), "a\\u{1b}[2J\\nb  1\n");
     }
 
     #[test]

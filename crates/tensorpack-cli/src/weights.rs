@@ -129,15 +129,39 @@ pub(crate) fn diff(first: &Named, second: &Named, out: &mut impl Write) -> io::R
                 writeln!(out, "different: {name} {} and {}", described(x), described(y))?;
             }
             (Some(x), Some(y)) if x.as_bytes() != y.as_bytes() => {
-                let pairs = x.to_f64_vec().into_iter().zip(y.to_f64_vec());
-                let largest = pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
-                writeln!(out, "different: {name} {}, values by up to {largest:.3e}", described(x))?;
+                writeln!(out, "different: {name} {}, {}", described(x), differences(x, y))?;
             }
             _ => equal += 1,
         }
     }
     writeln!(out, "{equal} of {count} tensors are equal")?;
     Ok(equal == count)
+}
+
+/// Describes by how much the elements of two tensors of the same type and shape differ. Of pairs in which
+/// one is not finite there is only the number.
+fn differences(x: &HostTensor, y: &HostTensor) -> String {
+    let size = x.dtype().size();
+    let bits = x.as_bytes().chunks(size).zip(y.as_bytes().chunks(size));
+    let values = x.to_f64_vec().into_iter().zip(y.to_f64_vec());
+    let differing = bits.zip(values).filter(|((x, y), _)| x != y).map(|(_, values)| values);
+    let (mut count, mut not_finite, mut largest) = (0, 0, 0.0);
+    for (x, y) in differing {
+        count += 1;
+        match x.is_finite() && y.is_finite() {
+            true => largest = f64::max(largest, (x - y).abs()),
+            false => not_finite += 1,
+        }
+    }
+    let all = x.len();
+    let mut text = format!("{count} of {all} values");
+    if count > not_finite {
+        text += &format!(" by up to {largest:.3e}");
+    }
+    if not_finite > 0 {
+        text += &format!(", {not_finite} of them not finite");
+    }
+    text
 }
 
 /// Returns Rust code of a map for these tensors: one rule for layers whose names differ only in
@@ -266,12 +290,24 @@ mod tests {
             "only in the first: first f32[1]",
             "only in the second: second f32[1]",
             "different: shape f32[2] and f32[3]",
-            "different: value f32[1], values by up to 5.000e-1",
+            "different: value f32[1], 1 of 1 values by up to 5.000e-1",
             "1 of 5 tensors are equal",
         ] {
             assert!(out.lines().any(|l| l == line), "{line} in\n{out}");
         }
         assert!(text(|out| diff(&a, &a, out)).1);
+    }
+
+    /// NaN is not equal to a number, and its distance to one is not 0.
+    #[test]
+    fn values_that_are_not_finite_are_counted() {
+        let tensor = |values: [f32; 3]| HostTensor::new([3], values.to_vec()).unwrap();
+        let a = tensor([f32::NAN, 1.0, 2.0]);
+        assert_eq!(differences(&a, &tensor([0.5, 1.0, 2.0])), "1 of 3 values, 1 of them not finite");
+        let both = differences(&a, &tensor([f32::INFINITY, 1.0, 2.25]));
+        assert_eq!(both, "2 of 3 values by up to 2.500e-1, 1 of them not finite");
+        let named = vec![("t".to_string(), a)];
+        assert!(text(|out| diff(&named, &named, out)).1);
     }
 
     #[test]

@@ -9,7 +9,11 @@ export function ticks(low, high, count) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
   const values = [];
-  for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step) {
+  const first = Math.ceil(low / step - 1e-9) * step;
+  // Not up to `high`: a step that is smaller than the distance of two numbers would never arrive.
+  const most = Math.floor((high - first) / step + 1e-9);
+  for (let i = 0; i <= most; i++) {
+    const v = first + i * step;
     values.push(Math.abs(v) < step * 1e-9 ? 0 : v);
   }
   return values;
@@ -101,10 +105,10 @@ export class Chart {
     let [x0, x1, y0, y1] = [Infinity, -Infinity, Infinity, -Infinity];
     const clipped = ui.clip === "1" ? [] : null;
     for (const c of this.curves) {
-      const n = c.rawX.length;
-      if (!n) continue;
-      x0 = Math.min(x0, c.rawX[0]);
-      x1 = Math.max(x1, c.rawX[n - 1]);
+      for (const x of [c.rawX[0], c.rawX[c.rawX.length - 1], ...c.bad]) {
+        if (x < x0) x0 = x;
+        if (x > x1) x1 = x;
+      }
       for (const y of this.faint() ? c.rawY : c.smoothY) {
         if (log && y <= 0) continue;
         if (clipped) clipped.push(y);
@@ -121,7 +125,8 @@ export class Chart {
     if (!(x0 <= x1)) [x0, x1] = [0, 1];
     if (!(y0 <= y1)) [y0, y1] = log ? [0.1, 1] : [0, 1];
     if (x0 === x1) [x0, x1] = ui.xlog ? [x0 / 2, x1 * 2] : [x0 - 0.5, x1 + 0.5];
-    if (y0 === y1) {
+    // Values that differ by rounding only are a constant.
+    if (y1 - y0 <= 1e-12 * Math.max(Math.abs(y0), Math.abs(y1))) {
       const d = Math.abs(y0) * 0.1 || 0.5;
       [y0, y1] = log ? [y0 / 2, y1 * 2] : [y0 - d, y1 + d];
     }
@@ -182,7 +187,7 @@ export class Chart {
       if (x - half < PAD.left - 20 || x + half > width - 2) continue;
       g.fillText(text, x, bottom + 8);
     }
-    if (!this.curves.some((c) => c.rawX.length)) {
+    if (!this.curves.some((c) => c.rawX.length || c.bad.length)) {
       g.textBaseline = "middle";
       const text = ui.x === "time" ? "no times: the run has no event file" : "no values in this range";
       g.fillText(text, (PAD.left + right) / 2, (PAD.top + bottom) / 2);

@@ -63,8 +63,7 @@ class Card {
       { title: "Widen", "aria-label": `Widen the chart of ${tag}`, onclick: () => this.widen() },
       "⤢",
     );
-    const [group, name] = split(tag);
-    this.title = el("h3", { title: tag }, name || group);
+    this.title = el("h3", { title: tag }, tag);
     this.element = el(
       "article.card",
       { "data-tag": tag },
@@ -81,6 +80,12 @@ class Card {
     observer.observe(this.element);
     resizes.observe(this.chart.element);
     this.showPin();
+  }
+
+  /** Leaves out of the title what the title of the group says. */
+  setGroup(group) {
+    const name = group && this.tag.startsWith(group + "/") ? this.tag.slice(group.length + 1) : this.tag;
+    this.title.textContent = name || this.tag || "(no name)";
   }
 
   pin() {
@@ -200,7 +205,7 @@ export function showCharts(view, system) {
   for (const tag of tags) prefixes.set(split(tag)[0], (prefixes.get(split(tag)[0]) ?? 0) + 1);
   const keyed = tags.filter((tag) => !pins.has(tag)).map((tag) => {
     const prefix = split(tag)[0];
-    return [prefixes.get(prefix) > 1 || prefix in TITLES ? prefix : "", tag];
+    return [prefixes.get(prefix) > 1 || Object.hasOwn(TITLES, prefix) ? prefix : "", tag];
   });
   const rank = (prefix) => (ORDER.includes(prefix) ? ORDER.indexOf(prefix) : ORDER.length);
   keyed.sort((a, b) => rank(a[0]) - rank(b[0]) || (a[0] < b[0] ? -1 : a[0] > b[0] ? 1 : 0));
@@ -218,12 +223,12 @@ export function showCharts(view, system) {
 
 function section(group, tags) {
   const closed = new Set(ui.closed.split("|"));
-  const title = group === "pinned" ? "Pinned" : TITLES[group] ?? group;
+  const title = group === "pinned" ? "Pinned" : Object.hasOwn(TITLES, group) ? TITLES[group] : group;
   const details = el(
     "details.group",
     { open: !closed.has(group + "/") },
     el("summary", {}, el("h2", {}, title), el("span.count", {}, String(tags.length))),
-    el(".grid", {}, ...tags.map((tag) => card(tag).element)),
+    el(".grid", {}, ...tags.map((tag) => card(tag, group).element)),
   );
   details.addEventListener("toggle", () => {
     const closed = new Set(ui.closed ? ui.closed.split("|") : []);
@@ -236,8 +241,9 @@ function section(group, tags) {
   return details;
 }
 
-function card(tag) {
+function card(tag, group) {
   if (!cards.has(tag)) cards.set(tag, new Card(tag));
+  cards.get(tag).setGroup(group);
   return cards.get(tag);
 }
 

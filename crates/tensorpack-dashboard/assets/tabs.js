@@ -47,7 +47,8 @@ export function showTable(view, again) {
   const best = (run, tag) => {
     const cell = table[run.id]?.[tag];
     const d = direction(tag);
-    return cell && (d < 0 ? cell.min : d > 0 ? cell.max : cell.last);
+    // A statistic that was never finite has no best value.
+    return cell && ((d < 0 ? cell.min : d > 0 ? cell.max : null) ?? cell.last);
   };
   const winners = new Map();
   for (const tag of tags) {
@@ -56,8 +57,11 @@ export function showTable(view, again) {
   }
   const rows = [...runs];
   if (sorting.tag) {
-    const value = (run) => best(run, sorting.tag)?.[1] ?? Infinity;
-    rows.sort((a, b) => (sorting.up ? 1 : -1) * (value(a) - value(b)));
+    // What is missing or not a number comes last in either order.
+    const value = (run) => Number(best(run, sorting.tag)?.[1] ?? NaN);
+    const order = (a, b) => (Number.isNaN(a) || Number.isNaN(b) ? Number.isNaN(a) - Number.isNaN(b)
+      : (sorting.up ? 1 : -1) * (a - b || 0));
+    rows.sort((a, b) => order(value(a), value(b)));
   }
   const head = tags.map((tag) => {
     const sorted = sorting.tag === tag;

@@ -263,7 +263,7 @@ impl RunData {
             && last.0 == before.0 + 1
         {
             let length = before.1 / u64::from(before.0.max(1));
-            last.1 = last.1.max(before.1 + length);
+            last.1 = last.1.max(before.1.saturating_add(length));
         }
         self.epochs = epochs;
     }

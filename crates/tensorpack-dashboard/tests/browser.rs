@@ -295,3 +295,51 @@ fn a_page_with_a_token_controls_runs() {
     browser.key("Escape");
     assert_eq!(browser.problems, Vec::<String>::new());
 }
+
+/// Values that differ in the last bit, that are never finite, or that end with NaN; names that look alike.
+#[test]
+fn odd_curves_are_drawn() {
+    let Some(mut browser) = Browser::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("odd");
+    std::fs::create_dir(&run).unwrap();
+    let mut stats = File::create(run.join("stats.jsonl")).unwrap();
+    for epoch in 1..=10u32 {
+        // As two ways to compute the same rate give it.
+        let rate = if epoch % 2 == 0 { 0.1 + 0.2 } else { 0.3 };
+        let cost = if epoch <= 4 { json!(f64::from(epoch)) } else { json!("NaN") };
+        let line = json!({"epoch_num": epoch, "global_step": 10 * epoch, "learning_rate": rate, "cost": cost,
+            "validation_error": "NaN", "train/accuracy": 0.5, "val/accuracy": 0.5, "constructor/a": 1});
+        writeln!(stats, "{line}").unwrap();
+    }
+    let (_, url) = serve(folder.path(), |_| ());
+    browser.open(&format!("{url}#smooth=0"), 1400, 1600);
+    for tag in ["learning_rate", "cost", "validation_error"] {
+        browser.wait(&loaded(tag, 1));
+    }
+    // An exact constant would be drawn over the same range.
+    let [low, high] = ["[2]", "[3]"].map(|at| {
+        browser.evaluate(&format!("dashboard.charts().learning_rate.extent(){at}")).as_f64().unwrap()
+    });
+    assert!(low < 0.29 && high > 0.31, "{low} {high}");
+    // The triangles of NaN lie inside of the chart.
+    for tag in ["cost", "validation_error"] {
+        let ends = browser.evaluate(&format!("dashboard.charts().{tag}.extent().slice(0, 2)"));
+        assert_eq!(ends, json!([10, 100]), "{tag}");
+        let drawn = format!(
+            "(() => {{ const c = dashboard.charts().{tag}; const [x, y] = [c.px(100), 12].map(p => p * devicePixelRatio); \
+             return c.canvas.getContext('2d').getImageData(x - 2, y, 3, 3).data.some(v => v > 0); }})()"
+        );
+        assert_eq!(browser.evaluate(&drawn), json!(true), "{tag}");
+    }
+    let titles =
+        browser.evaluate("[...document.querySelectorAll('.card h3')].map(h => h.textContent).sort()");
+    let expected =
+        ["constructor/a", "cost", "learning_rate", "train/accuracy", "val/accuracy", "validation_error"];
+    assert_eq!(titles, json!(expected));
+    browser.evaluate("location.hash = 'tab=table'");
+    browser.wait("document.querySelector('td[data-tag=validation_error]') !== null");
+    let shown = browser.evaluate("document.querySelector('td[data-tag=validation_error] span').textContent");
+    assert_eq!(shown, json!("NaN"));
+    assert!(browser.problems.is_empty(), "{:?}", browser.problems);
+}

@@ -64,7 +64,7 @@ fn batch(i: usize, divisor: f32) -> Vec<HostTensor> {
 fn data(kind: &str) -> Flow {
     let batches = |bad: bool| (0..30).map(|i| batch(i, if bad && i == BAD { 0.0 } else { 2.0 })).collect();
     match kind {
-        "shuffled" | "plain" | "second" | "asynchronous" | "slow" => {
+        "shuffled" | "plain" | "second" | "asynchronous" | "slow" | "configured" => {
             FromList::new(batches(false)).shuffle().into_flow()
         }
         "once" => FromIter::once((0..30).map(|i| Ok(batch(i, 2.0)))).into_flow(),
@@ -124,6 +124,13 @@ fn child() {
     let mut options = vec!["--seed", "5", "--fresh", "--logdir", dir];
     if kind == "asynchronous" {
         options.extend(["--trainer", "async", "--devices", "cpu:0,cpu:1"]);
+    }
+    let file = Path::new(dir).with_file_name("run.toml");
+    if kind == "configured" {
+        if !file.exists() {
+            fs::write(&file, "threads-per-device = 1\n").unwrap();
+        }
+        options.extend(["--config", file.to_str().unwrap()]);
     }
     let args = TrainArgs::parse_options(options).unwrap();
     let trained = args.configure(config).unwrap().train();
@@ -353,6 +360,22 @@ fn a_program_that_does_not_take_part_is_an_error() {
     });
     let e = error(&tensorpack(&["verify", dir.to_str().unwrap()], cache.path(), None));
     assert_mentions(&e, &["/bin/true", "ended before the last step", "manifest.json"]);
+}
+
+/// The command line is the same, but the options are not.
+#[test]
+fn a_changed_configuration_file_is_an_error() {
+    let (root, dir, _) = train("configured");
+    let run = dir.to_str().unwrap();
+    let verified = out(&tensorpack(&["verify", run, "--to", "8"], root.path(), None));
+    assert!(verified.contains("step 8: equal"), "{verified}");
+    fs::write(root.path().join("run.toml"), "threads-per-device = 2\n").unwrap();
+    let replayed = tensorpack(
+        &["replay", run, "--step", "6", "-o", root.path().join("x.safetensors").to_str().unwrap()],
+        root.path(),
+        None,
+    );
+    assert_mentions(&error(&replayed), &["threads-per-device", "2", "1", "--config"]);
 }
 
 #[test]

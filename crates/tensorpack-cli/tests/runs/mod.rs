@@ -159,6 +159,39 @@ fn odd_runs_are_named_and_do_not_hide_others() {
     assert!(error(&draw("nan", &["--log"])).contains("none of its 3 values is positive and finite"));
     assert!(out(&draw("nan", &[])).contains("1 curve of 1 point to"));
     assert!(out(&draw("huge", &[])).contains("1 curve of 2 points to"));
+    // Values that are not finite are shown and printed, not left out.
+    assert!(out(&draw("nan", &[])).contains("2 values cannot be drawn"));
+    let nan = text("nan");
+    let plotted = json(&["plot", &nan, "-s", "y"], root.path());
+    let values: Vec<_> =
+        plotted["curves"][0]["points"].as_array().unwrap().iter().map(|p| p[1].clone()).collect();
+    assert!(values.contains(&"NaN".into()) && values.len() == 3, "{plotted}");
+    fs::write(root.path().join("nan/stats.jsonl"), "{\"epoch_num\":1,\"global_step\":1,\"y\":\"NaN\"}\n")
+        .unwrap();
+    let shown = out(&run(&["runs", "show", &nan], root.path()));
+    assert!(shown.lines().any(|line| line.split_whitespace().eq(["y", "NaN"])), "{shown}");
+    let shown = json(&["runs", "show", &nan], root.path());
+    assert_eq!(shown["summary"]["statistics"]["y"]["last"]["value"], "NaN", "{shown}");
+    let compared = json(&["runs", "compare", &nan, &text("huge")], root.path());
+    assert_eq!(compared["statistics"]["y"][0], "NaN", "{compared}");
+}
+
+/// A warning on a full disk is lost; the output is not.
+#[test]
+#[cfg(target_os = "linux")]
+fn warnings_do_not_end_a_command() {
+    let root = tempfile::tempdir().unwrap();
+    for (name, stats) in [("good", "{\"epoch_num\":1,\"global_step\":1,\"y\":1}\n"), ("bad", "{\n")] {
+        fs::create_dir(root.path().join(name)).unwrap();
+        fs::write(root.path().join(name).join("stats.jsonl"), stats).unwrap();
+    }
+    let command = std::process::Command::new(env!("CARGO_BIN_EXE_tensorpack"))
+        .args(["runs", "ls", root.path().to_str().unwrap()])
+        .stderr(File::options().write(true).open("/dev/full").unwrap())
+        .output()
+        .unwrap();
+    assert!(command.status.success(), "{command:?}");
+    assert!(String::from_utf8_lossy(&command.stdout).contains("good"), "{command:?}");
 }
 
 /// The pixels of a picture, and its width.
@@ -226,7 +259,9 @@ fn checkpoints_are_listed_shown_extracted_and_compared() {
     };
     let [w1, w2] = [&folders[0], &folders[1]].map(|folder| weights(&folder.join("tensors.safetensors")));
     // The newest checkpoint of a run, and a tag's file.
-    for path in [run_dir, a.join("checkpoints/latest").to_str().unwrap()] {
+    let dotted = a.join("checkpoints/min-val.error");
+    fs::copy(a.join("checkpoints/latest"), &dotted).unwrap();
+    for path in [run_dir, a.join("checkpoints/latest").to_str().unwrap(), dotted.to_str().unwrap()] {
         let shown = json(&["checkpoint", "show", path], cache.path());
         let w = shown.as_array().unwrap().iter().find(|t| t["name"] == "fc/W").unwrap();
         assert_eq!(w["sizes"], serde_json::json!([2, 1]));
@@ -263,6 +298,13 @@ fn damaged_checkpoints_are_found() {
     let [a_text, b_text] = [&a, &b].map(|path| path.to_str().unwrap());
     let intact = out(&run(&["checkpoint", "verify", a_text, b_text], cache.path()));
     assert_eq!(intact.matches("intact").count(), 5, "{intact}");
+    let e = error(&run(&["checkpoint", "ls", "no-such-run"], cache.path()));
+    assert!(e.contains("no-such-run"), "{e}");
+    let missing = a.join("checkpoints/step-0000000099");
+    assert!(
+        error(&run(&["checkpoint", "verify", missing.to_str().unwrap()], cache.path()))
+            .contains("step-0000000099")
+    );
     let tensors = a.join("checkpoints/step-0000000003/tensors.safetensors");
     let mut bytes = fs::read(&tensors).unwrap();
     *bytes.last_mut().unwrap() ^= 1;

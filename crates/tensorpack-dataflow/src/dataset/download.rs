@@ -4,7 +4,7 @@ use super::checksum::Checksum;
 use super::data_dir::data_dir;
 use super::lock_file::lock_file;
 use super::package_client::Origin;
-use super::verified_files::VerifiedFiles;
+use super::verified_files::{VerifiedFiles, note_used};
 use crate::format::ByteSource;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -47,6 +47,9 @@ impl<const N: usize> DatasetFiles<N> {
             if !self.is_complete(&dataset_dir)? {
                 self.fetch(&dataset_dir)?;
             }
+        }
+        for DatasetFile(file, _, checksum) in &self.files {
+            note_used(self.name, file, *checksum);
         }
         Ok(self.files.each_ref().map(|DatasetFile(name, ..)| dataset_dir.join(name)))
     }
@@ -178,6 +181,7 @@ mod tests {
             abc_dataset(&[]).ensure_downloaded_in(dir.path()).unwrap(),
             [dir.path().join("letters/abc")]
         );
+        assert_eq!(super::super::used_files()["letters/abc"], ABC.to_string());
     }
 
     #[test]

@@ -43,3 +43,4 @@ pub use http::HttpClient;
 pub use lock_file::lock_file;
 #[doc(hidden)]
 pub use package_client::{PipCommand, pip};
+pub use verified_files::used_files;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
 use tensorpack_tensor::{Error, Result};
 
@@ -17,6 +18,22 @@ use tensorpack_tensor::{Error, Result};
 pub(super) struct VerifiedFiles {
     path: PathBuf,
     lines: BTreeMap<String, String>,
+}
+
+/// The files that this process uses: `mnist/train-images-idx3-ubyte` and their checksums.
+static USED: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
+
+/// Returns the files of data sets that this process has opened, by names such as
+/// `mnist/train-images-idx3-ubyte.gz`, with their checksums, such as `sha256:1f0e..`. Only those of this
+/// module: generated data has no file, and files of your own have no checksum.
+pub fn used_files() -> BTreeMap<String, String> {
+    USED.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Notes that a file of a data set, whose contents were verified, is used.
+pub(super) fn note_used(dataset: &str, file: &str, checksum: Checksum) {
+    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    used.insert(format!("{dataset}/{file}"), checksum.to_string());
 }
 
 /// The longest record that is read. A longer one counts as missing.
