@@ -4,6 +4,8 @@
 //! allocator, start themselves again as child processes, or need a feature have a binary of their
 //! own; `Cargo.toml` lists them all.
 
+#[cfg(feature = "cli")]
+mod a3c;
 mod behaviour;
 mod doc_aliases;
 #[cfg(feature = "cli")]
