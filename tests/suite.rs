@@ -10,6 +10,8 @@ mod behaviour;
 mod doc_aliases;
 #[cfg(feature = "cli")]
 mod dqn;
+#[cfg(feature = "cli")]
+mod drawn_scenes;
 mod examples;
 mod faster_rcnn;
 mod folded_models;
