@@ -10,7 +10,7 @@ const GPT: Gpt = Gpt { context: LENGTH, blocks: 2, features: 16, heads: 2, dropo
 /// A model of the whole text, with larger weights than at the start of training.
 fn whole() -> (Session, Tensor) {
     let graph = Graph::new();
-    let text = graph.placeholder(&TensorSpec::i32("text", [None, Some(LENGTH)]));
+    let text = graph.placeholder(&TensorSpec::i32("text", [None, Some(GPT.context)]));
     let logits = TowerContext::training(&graph).build(|t| GPT.logits(t, &text, None));
     let session = Session::new(graph.freeze().unwrap()).unwrap();
     for variable in session.graph().variables().iter().filter(|v| v.name.ends_with("/W")) {
