@@ -1,7 +1,5 @@
 //! Tests of the example `a3c`, compiled from the same files.
 
-#[path = "../examples/games/mod.rs"]
-mod games;
 #[path = "../examples/a3c/model.rs"]
 mod model;
 #[path = "../examples/a3c/n_step.rs"]
@@ -11,7 +9,7 @@ mod rollout;
 #[path = "../examples/a3c/trainer.rs"]
 mod trainer;
 
-use games::{Rules, Transition};
+use crate::games::{self, Rules, Transition};
 use n_step::{DISCOUNT, n_step};
 use std::path::Path;
 use tensorpack::io::Checkpoint;

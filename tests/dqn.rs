@@ -2,8 +2,6 @@
 
 #[path = "../examples/dqn/experience.rs"]
 mod experience;
-#[path = "../examples/games/mod.rs"]
-mod games;
 #[path = "../examples/dqn/model.rs"]
 mod model;
 #[path = "../examples/dqn/replay_buffer.rs"]
@@ -11,7 +9,7 @@ mod replay_buffer;
 #[path = "../examples/dqn/trainer.rs"]
 mod trainer;
 
-use games::{Episodes, Rules, Simulators, Transition};
+use crate::games::{self, Episodes, Rules, Simulators, Transition};
 use replay_buffer::ReplayBuffer;
 use std::path::Path;
 use tensorpack::io::Checkpoint;

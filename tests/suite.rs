@@ -17,6 +17,10 @@ mod faster_rcnn;
 mod folded_models;
 mod forks;
 mod fusion;
+// The games of two examples.
+#[cfg(feature = "cli")]
+#[path = "../examples/games/mod.rs"]
+mod games;
 mod golden;
 mod int8_models;
 mod layers;

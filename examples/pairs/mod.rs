@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each example uses a part of this")]
 
 #[path = "../shapes/mod.rs"]
-mod shapes;
+pub(crate) mod shapes;
 
 use shapes::{KINDS, Scene, Style};
 use tensorpack::dataflow::{RandomAccess, Sample, Seed};
