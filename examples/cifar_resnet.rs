@@ -135,7 +135,7 @@ fn data(fake: bool) -> Result<(Flow, Flow, HostTensor)> {
 }
 
 /// Returns a batch as mixed ones are, without mixing: f32, with probabilities of 0 and 1.
-fn unmixed(batch: Sample) -> Result<Sample> {
+pub(crate) fn unmixed(batch: Sample) -> Result<Sample> {
     let [image, label] = [&batch[0], &batch[1]];
     let mut probabilities = vec![0.0f32; label.len() * 10];
     for (row, &class) in probabilities.chunks_mut(10).zip(label.as_slice::<i32>()?) {

@@ -26,6 +26,8 @@ mod int8_models;
 mod layers;
 mod memory;
 mod metrics;
+#[cfg(feature = "cli")]
+mod mixup;
 mod module_order;
 mod monitors;
 mod numerics;
