@@ -42,7 +42,7 @@ impl GanModelDesc for WganGp {
         let length = (slope.square().sum_axes(&[1, 2, 3]) + 1e-12).sqrt();
         let penalty = (&length - 1.0).square().mean().named("penalty");
         t.moving_summary(&[&length.mean().named("slope"), &penalty]);
-        Losses::wasserstein(t, &on_real, &on_fake, &(penalty * PENALTY))
+        Losses::wasserstein(t, &on_real, &on_fake, Some(&(penalty * PENALTY)))
     }
 
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {

@@ -1,28 +1,16 @@
 //! Tests of the example `dqn`, compiled from the same files.
 
-#[path = "../examples/dqn/cart_pole.rs"]
-mod cart_pole;
-#[path = "../examples/dqn/catch.rs"]
-mod catch;
-#[path = "../examples/dqn/evaluation.rs"]
-mod evaluation;
 #[path = "../examples/dqn/experience.rs"]
 mod experience;
-#[expect(dead_code, reason = "the command line is not looked at")]
-#[path = "../examples/dqn/game.rs"]
-mod game;
 #[path = "../examples/dqn/model.rs"]
 mod model;
 #[path = "../examples/dqn/replay_buffer.rs"]
 mod replay_buffer;
-#[path = "../examples/dqn/simulators.rs"]
-mod simulators;
 #[path = "../examples/dqn/trainer.rs"]
 mod trainer;
 
-use game::{Episodes, Rules, Transition};
+use crate::games::{self, Episodes, Rules, Simulators, Transition};
 use replay_buffer::ReplayBuffer;
-use simulators::Simulators;
 use std::path::Path;
 use tensorpack::io::Checkpoint;
 use tensorpack::prelude::*;

@@ -4,20 +4,30 @@
 //! allocator, start themselves again as child processes, or need a feature have a binary of their
 //! own; `Cargo.toml` lists them all.
 
+#[cfg(feature = "cli")]
+mod a3c;
 mod behaviour;
 mod doc_aliases;
 #[cfg(feature = "cli")]
 mod dqn;
+#[cfg(feature = "cli")]
+mod drawn_scenes;
 mod examples;
 mod faster_rcnn;
 mod folded_models;
 mod forks;
 mod fusion;
+// The games of two examples.
+#[cfg(feature = "cli")]
+#[path = "../examples/games/mod.rs"]
+mod games;
 mod golden;
 mod int8_models;
 mod layers;
 mod memory;
 mod metrics;
+#[cfg(feature = "cli")]
+mod mixup;
 mod module_order;
 mod monitors;
 mod numerics;

@@ -1,47 +1,30 @@
 //! Weights of PyTorch's nets, loaded through weight maps into the same nets built here: the outputs
 //! agree.
 
-#[path = "torch/efficientnet_b0.rs"]
-mod efficientnet_b0;
-#[path = "torch/mobilenet_v2.rs"]
-mod mobilenet_v2;
+#[path = "../examples/imagenet/nets/mod.rs"]
+mod nets;
+#[path = "../examples/vit/net.rs"]
+mod vit_net;
 
-use efficientnet_b0::efficientnet_b0;
-use mobilenet_v2::{conv, mobilenet_v2, pad};
+use nets::Variant;
 use std::path::Path;
 use std::process::Command;
 use tensorpack::graph::VariableSpec;
 use tensorpack::io::{SaverRestore, SessionInit, WeightMap, export_variables, pytorch, safetensors};
 use tensorpack::nn::Activation;
-use tensorpack::ops::{Padding, PoolOptions};
+use tensorpack::ops::Padding;
 use tensorpack::prelude::*;
 use tensorpack_testing::{assert_mentions, opted_in};
+use vit_net::Vit;
 
-/// torchvision's `BasicBlock`.
-fn basic_block(t: &TowerContext, name: &str, x: &Tensor, channels: usize, stride: usize) -> Tensor {
-    t.scope(name, |t| {
-        let y = BatchNorm::new().relu().apply(t, "bn1", &conv(channels, 3, stride).apply(t, "conv1", x));
-        let y = BatchNorm::new().apply(t, "bn2", &conv(channels, 3, 1).apply(t, "conv2", &y));
-        let shortcut = match stride {
-            1 => x.clone(),
-            _ => t.scope("downsample", |t| {
-                BatchNorm::new().apply(t, "bn", &conv(channels, 1, stride).apply(t, "conv", x))
-            }),
-        };
-        (y + shortcut).relu()
-    })
+/// The padding that PyTorch calls `padding=n`.
+fn pad(n: usize) -> Padding {
+    Padding::Explicit([[n, n]; 2])
 }
 
-fn resnet18(t: &TowerContext, x: &Tensor) -> Tensor {
-    let x = BatchNorm::new().relu().apply(t, "bn1", &conv(64, 7, 2).apply(t, "conv1", x));
-    let pool = PoolOptions { stride: [2; 2], padding: pad(1), ..PoolOptions::square(3) };
-    let mut x = x.max_pool_with(pool);
-    for (g, channels) in [(1, 64), (2, 128), (3, 256), (4, 512)] {
-        let stride = if g == 1 { 1 } else { 2 };
-        x = basic_block(t, &format!("layer{g}/0"), &x, channels, stride);
-        x = basic_block(t, &format!("layer{g}/1"), &x, channels, 1);
-    }
-    Linear::new(1000).apply(t, "fc", &x.global_average_pool())
+/// A convolution padded by half its size, without a bias.
+fn conv(channels: usize, kernel: usize, stride: usize) -> Conv2d {
+    Conv2d::new(channels, kernel).stride(stride).padding(pad(kernel / 2)).no_bias()
 }
 
 fn flattened(t: &TowerContext, x: &Tensor) -> Tensor {
@@ -66,24 +49,9 @@ fn gru(t: &TowerContext, x: &Tensor) -> Tensor {
     layer("gru1", &layer("gru0", x))
 }
 
+/// The net of the example `vit`, small.
 fn timm_vit(t: &TowerContext, x: &Tensor) -> Tensor {
-    let norm = LayerNorm::new().last_axis().epsilon(1e-6);
-    let patches = Conv2d::new(16, 8).stride(8).padding(Padding::Valid).apply(t, "patch_embed/proj", x);
-    let patches = patches.reshape(&[-1, 16, 16]);
-    let class = t.variable(VariableSpec::new("cls_token", [1, 1, 16])).broadcast_to(&[2, 1, 16]);
-    let position = t.variable(VariableSpec::new("pos_embed", [1, 17, 16]));
-    let mut x = x.graph().concat(&[class, patches], 1) + position.value();
-    for i in 0..2 {
-        x = t.scope(&format!("blocks/{i}"), |t| {
-            let x = &x + MultiHeadAttention::new(2).apply(t, "attn", &norm.apply(t, "norm1", &x));
-            let hidden = Linear::new(64).last_axis().activation(Activation::Gelu);
-            let y = hidden.apply(t, "mlp/fc1", &norm.apply(t, "norm2", &x));
-            &x + Linear::new(16).last_axis().apply(t, "mlp/fc2", &y)
-        });
-    }
-    let class =
-        norm.apply(t, "norm", &x).strided_slice(&[0, 0, 0], &[None, Some(1), None], &[1, 1, 1]).squeeze(1);
-    Linear::new(5).apply(t, "head", &class)
+    Vit { side: 32, patch: 8, features: 16, heads: 2, blocks: 2, classes: 5, dropout: 0.1 }.logits(t, x)
 }
 
 fn hf_bert(t: &TowerContext, x: &Tensor) -> Tensor {
@@ -155,7 +123,7 @@ fn hf_vit(t: &TowerContext, x: &Tensor) -> Tensor {
 
 type Net = fn(&TowerContext, &Tensor) -> Tensor;
 
-fn session(net: Net, sizes: &[usize]) -> (Session, Tensor) {
+fn session(net: impl Fn(&TowerContext, &Tensor) -> Tensor, sizes: &[usize]) -> (Session, Tensor) {
     let graph = Graph::new();
     let t = TowerContext::inference(&graph);
     let dims: Vec<_> = sizes.iter().map(|&n| Some(n)).collect();
@@ -186,6 +154,7 @@ fn python(script: &str, arguments: &[&Path]) -> bool {
 fn largest_error(a: &HostTensor, b: &HostTensor) -> f64 {
     assert_eq!(a.sizes(), b.sizes());
     let (a, b) = (a.to_f64_vec(), b.to_f64_vec());
+    assert!(a.iter().chain(&b).all(|v| v.is_finite()));
     let scale = b.iter().fold(0.0, |m: f64, v| m.max(v.abs()));
     a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) / scale
 }
@@ -196,11 +165,7 @@ fn outputs_agree_with_pytorch() {
     if !python("make_nets.py", &[dir.path()]) {
         return;
     }
-    let nets: [(&str, Net, WeightMap); 12] = [
-        ("resnet18", resnet18, WeightMap::torchvision_resnet()),
-        ("timm_resnet18", resnet18, WeightMap::torchvision_resnet()),
-        ("mobilenet_v2", mobilenet_v2, WeightMap::torchvision_mobilenet_v2()),
-        ("efficientnet_b0", efficientnet_b0, WeightMap::torchvision_efficientnet()),
+    let nets: [(&str, Net, WeightMap); 8] = [
         (
             "flattened",
             flattened,
@@ -219,24 +184,95 @@ fn outputs_agree_with_pytorch() {
         ("hf_vit", hf_vit, WeightMap::hf_vit()),
     ];
     for (name, net, map) in nets {
-        let values = pytorch::read(dir.path().join(format!("{name}-values.pt"))).unwrap();
-        let value = |name: &str| &values.iter().find(|(n, _)| n == name).unwrap().1;
-        let (session, y) = session(net, value("x").sizes());
-        let weights = dir.path().join(format!("{name}.pth"));
-        SaverRestore::new(&weights).map(map.clone()).init(&session).unwrap();
-        let error = largest_error(&run(&session, &y, value("x")), value("y"));
-        println!("{name}: largest error relative to the largest output {error:.1e}");
-        assert!(error < 1e-4, "{name}: {error}");
-        // Exported weights are imported as the same variables.
-        let exported = dir.path().join(format!("{name}.safetensors"));
-        export_variables(&session, &map, &exported).unwrap();
-        for (name, tensor) in map.import(safetensors::read(&exported).unwrap()).unwrap() {
-            assert_eq!(tensor, session.read(&name).unwrap(), "{name}");
-        }
+        check(dir.path(), name, net, map);
     }
-    // PyTorch loads them, strictly, and computes the same.
+    // The nets of the example `imagenet`.
+    let resnet = WeightMap::torchvision_resnet;
+    let nets = [
+        ("resnet18", "resnet18", resnet()),
+        ("timm_resnet18", "resnet18", resnet()),
+        ("resnet50", "resnet50", resnet()),
+        ("resnext50_32x4d", "resnext50_32x4d", resnet()),
+        ("timm_seresnet50", "se_resnet50", resnet().same_names()),
+        ("timm_resnetv2_18", "preact_resnet18", WeightMap::new().same_names()),
+        ("timm_resnetv2_50", "preact_resnet50", WeightMap::new().same_names()),
+        ("mobilenet_v2", "mobilenet_v2", WeightMap::torchvision_mobilenet_v2()),
+        ("efficientnet_b0", "efficientnet_b0", WeightMap::torchvision_efficientnet()),
+        ("shufflenet_v2_x1_0", "shufflenet_v2_x1_0", WeightMap::new().same_names()),
+    ];
+    for (name, net, map) in nets {
+        let net = nets::find(net).unwrap();
+        check(dir.path(), name, |t, x| net(t, x, &Variant::IMAGENET), map);
+    }
+    let narrow = Variant { width: 0.125, ..Variant::IMAGENET };
+    let map = WeightMap::new().linear_after_flatten("classifier.0", "classifier/0", [64, 7, 7]).same_names();
+    check(dir.path(), "vgg16", |t, x| nets::find("vgg16").unwrap()(t, x, &narrow), map);
+    // PyTorch loads exported weights, strictly, and computes the same.
     let values = dir.path().join("resnet18-values.pt");
     assert!(python("read_exported.py", &[&dir.path().join("resnet18.safetensors"), &values]));
+}
+
+/// Loads the weights of a net in `dir` and compares its outputs with PyTorch's.
+fn check(dir: &Path, name: &str, net: impl Fn(&TowerContext, &Tensor) -> Tensor, map: WeightMap) {
+    let values = pytorch::read(dir.join(format!("{name}-values.pt"))).unwrap();
+    let value = |name: &str| &values.iter().find(|(n, _)| n == name).unwrap().1;
+    let (session, y) = session(net, value("x").sizes());
+    let weights = dir.join(format!("{name}.pth"));
+    SaverRestore::new(&weights).map(map.clone()).init(&session).unwrap();
+    let error = largest_error(&run(&session, &y, value("x")), value("y"));
+    println!("{name}: largest error relative to the largest output {error:.1e}");
+    assert!(error < 1e-4, "{name}: {error}");
+    // Exported weights are imported as the same variables.
+    let exported = dir.join(format!("{name}.safetensors"));
+    export_variables(&session, &map, &exported).unwrap();
+    for (name, tensor) in map.import(safetensors::read(&exported).unwrap()).unwrap() {
+        assert_eq!(tensor, session.read(&name).unwrap(), "{name}");
+    }
+}
+
+/// The number of parameters of each net, as torchvision and timm state them.
+#[test]
+fn the_nets_of_imagenet_have_their_papers_number_of_parameters() {
+    let expected = [
+        ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+        ("resnext50_32x4d", 25_028_904),
+        ("se_resnet50", 28_088_024),
+        ("preact_resnet18", 11_687_720),
+        ("preact_resnet34", 21_795_880),
+        ("preact_resnet50", 25_549_352),
+        ("preact_resnet101", 44_541_480),
+        ("vgg16", 138_357_544),
+        ("mobilenet_v2", 3_504_872),
+        ("efficientnet_b0", 5_288_548),
+        ("shufflenet_v2_x1_0", 2_278_604),
+    ];
+    let counts = nets::NETS.map(|(name, net)| {
+        let graph = Graph::new();
+        let t = TowerContext::training(&graph);
+        let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(224), Some(224), Some(3)]));
+        net(&t, &x, &Variant::IMAGENET);
+        let graph = graph.freeze().unwrap_or_else(|e| panic!("{name}: {e}"));
+        let trained = graph.variables().iter().filter(|v| v.trainable);
+        (name, trained.map(|v| v.sizes.iter().product::<usize>()).sum::<usize>())
+    });
+    assert_eq!(counts, expected);
+}
+
+/// On images of 32x32 pixels, with a quarter of the channels.
+#[test]
+fn the_nets_of_imagenet_fit_small_images() {
+    let variant = Variant { classes: 10, width: 0.25, small_images: true };
+    for (name, net) in nets::NETS {
+        let graph = Graph::new();
+        let t = TowerContext::training(&graph);
+        let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(32), Some(32), Some(3)]));
+        assert_eq!(net(&t, &x, &variant).shape().to_string(), "[?, 10]", "{name}");
+        graph.freeze().unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
 }
 
 #[test]

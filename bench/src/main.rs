@@ -34,12 +34,13 @@ mod classifiers;
 mod data_pipeline;
 mod dataflow;
 mod dcgan;
+#[allow(dead_code, reason = "only some of the nets are measured")]
+#[path = "../../examples/imagenet/nets/mod.rs"]
+mod imagenet_nets;
 mod input;
 mod load_weights;
 mod loop_overhead;
 mod memory;
-#[path = "../../tests/torch/mobilenet_v2.rs"]
-mod mobilenet_v2;
 mod models;
 mod network;
 mod predict;

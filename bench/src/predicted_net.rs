@@ -1,6 +1,6 @@
 //! The nets whose predictions are measured; the peers in `bench/peers` have the same.
 
-use crate::mobilenet_v2::mobilenet_v2;
+use crate::imagenet_nets::{Variant, mobilenet_v2};
 use crate::resnet50::resnet50;
 use tensorpack::nn::Activation;
 use tensorpack::prelude::*;
@@ -50,7 +50,7 @@ impl Net {
         TowerFunc::new(vec![x], move |t, inputs| {
             let y = match self {
                 Net::Resnet50 => resnet50(t, &inputs[0]),
-                Net::MobilenetV2 => mobilenet_v2(t, &inputs[0]),
+                Net::MobilenetV2 => mobilenet_v2(t, &inputs[0], &Variant::IMAGENET),
                 Net::Transformer => transformer(t, &inputs[0]),
             };
             vec![y.named("y")]

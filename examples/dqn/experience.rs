@@ -1,19 +1,18 @@
 //! The experience of the player: games that are played, and the replay buffer they fill. It is the
 //! input of training, and checkpoints hold all of it.
 
-use super::game::{Episodes, Rules};
-use super::replay_buffer::{ReplayBuffer, find};
-use super::simulators::Simulators;
+use super::games::{
+    Episodes, RecentScores, Rules, Simulators, batch_of_observations, best_actions, find, restore_games,
+    states_of_games,
+};
+use super::replay_buffer::ReplayBuffer;
 use serde_json::{Value, json};
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::rc::Rc;
 use tensorpack::input::{InputSource, Start};
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 
-/// The number of episodes whose scores are averaged.
-const RECENT: usize = 100;
 const SIMULATOR_THREADS: usize = 2;
 
 /// Everything that happened in the games so far, as far as it matters.
@@ -21,8 +20,7 @@ pub(crate) struct Experience {
     rules: Rules,
     simulators: Simulators,
     replay: ReplayBuffer,
-    /// The scores of the latest episodes.
-    scores: VecDeque<f64>,
+    scores: RecentScores,
     /// Steps that every game has taken.
     steps: u64,
     exploration: CounterRng,
@@ -36,7 +34,7 @@ impl Experience {
             rules,
             simulators: Simulators::new(episodes.collect(), SIMULATOR_THREADS)?,
             replay: ReplayBuffer::new(capacity, rules.observation_sizes()),
-            scores: VecDeque::new(),
+            scores: RecentScores::default(),
             steps: 0,
             exploration: CounterRng::new(seed, "exploration"),
         })
@@ -75,32 +73,11 @@ impl Experience {
         for transition in self.simulators.collect()? {
             self.replay.push(&transition);
             if let Some(score) = transition.score {
-                self.scores.push_back(score);
+                self.scores.push(score);
             }
-        }
-        while self.scores.len() > RECENT {
-            self.scores.pop_front();
         }
         Ok(())
     }
-}
-
-/// Returns what the player sees in these games, as a batch.
-pub(crate) fn batch_of_observations<'a>(
-    rules: Rules,
-    games: impl Iterator<Item = &'a Episodes>,
-) -> Result<HostTensor> {
-    let pixels: Vec<f32> = games.flat_map(|game| game.observation()).collect();
-    let mut sizes = vec![pixels.len() / rules.observation_len()];
-    sizes.extend(rules.observation_sizes());
-    HostTensor::new(sizes, pixels)
-}
-
-/// Returns the action with the highest value of every row; the first of several.
-pub(crate) fn best_actions(q_values: &HostTensor) -> Result<Vec<usize>> {
-    let actions = q_values.sizes()[1];
-    let best = |row: &[f32]| (1..actions).fold(0, |best, a| if row[a] > row[best] { a } else { best });
-    Ok(q_values.as_slice::<f32>()?.chunks(actions).map(best).collect())
 }
 
 /// The input source that draws batches from the replay buffer.
@@ -141,17 +118,8 @@ impl InputSource for ReplayInput {
         self.drawn = number("drawn")?;
         experience.steps = number("steps")?;
         experience.replay.restore(start.tensors)?;
-        experience.scores = find(start.tensors, "scores")?.as_slice::<f64>()?.iter().copied().collect();
-        let games = find(start.tensors, "games")?;
-        let count = experience.simulators.games().count();
-        let size = experience.simulators.games().next().map_or(0, |game| game.state().len());
-        if games.sizes() != [count, size] {
-            return Err(Error::argument("the checkpoint holds another game, or another number of games")
-                .note("start over with --fresh"));
-        }
-        let states = games.as_slice::<f64>()?.chunks(size);
-        experience.simulators.games_mut().zip(states).for_each(|(game, state)| game.set_state(state));
-        Ok(())
+        experience.scores.restore(find(start.tensors, "scores")?.as_slice()?);
+        restore_games(&mut experience.simulators, find(start.tensors, "games")?)
     }
 
     fn next(&mut self) -> Result<&[(String, HostTensor)]> {
@@ -167,20 +135,14 @@ impl InputSource for ReplayInput {
 
     fn state_tensors(&self) -> Result<Vec<(String, HostTensor)>> {
         let experience = self.experience.borrow();
-        let games: Vec<Vec<f64>> = experience.simulators.games().map(Episodes::state).collect();
-        let sizes = [games.len(), games.first().map_or(0, Vec::len)];
-        let scores: Vec<f64> = experience.scores.iter().copied().collect();
+        let scores = experience.scores.to_vec();
         let mut tensors = experience.replay.tensors()?;
-        tensors.push(("games".into(), HostTensor::new(sizes, games.concat())?));
+        tensors.push(("games".into(), states_of_games(&experience.simulators)?));
         tensors.push(("scores".into(), HostTensor::new([scores.len()], scores)?));
         Ok(tensors)
     }
 
     fn report(&self) -> Vec<(String, f64)> {
-        let scores = &self.experience.borrow().scores;
-        match scores.is_empty() {
-            true => Vec::new(),
-            false => vec![("train_score".into(), scores.iter().sum::<f64>() / scores.len() as f64)],
-        }
+        self.experience.borrow().scores.report()
     }
 }

@@ -1,23 +1,19 @@
-//! Double DQN on CartPole, or on Catch, a game of pixels. Both games are written here.
+//! Double DQN on CartPole, or on Catch, a game of pixels. Both games are in `examples/games`.
 //!
 //! `cargo run --release --example dqn` plays CartPole, and `-- --game catch` plays Catch. Training
 //! stops when the game is solved: when 100 episodes without random actions have a mean score of at
 //! least 195 (CartPole) or 0.95 (Catch). With `--assert` it fails if that does not happen within 20
 //! (10) epochs of 1,000 steps. It can be interrupted at any time and resumes when started again.
 
-mod cart_pole;
-mod catch;
-mod evaluation;
 mod experience;
-mod game;
+#[path = "../games/mod.rs"]
+mod games;
 mod model;
 mod replay_buffer;
-mod simulators;
 mod trainer;
 
 use clap::Parser;
-use evaluation::MEAN_SCORE;
-use game::Rules;
+use games::{MEAN_SCORE, Rules};
 use tensorpack::prelude::*;
 use tensorpack::say;
 use tensorpack::train::TrainArgs;

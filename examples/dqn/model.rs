@@ -1,6 +1,6 @@
 //! The networks and the loss of double DQN (van Hasselt, Guez and Silver, 2016).
 
-use super::game::Rules;
+use super::games::{Rules, features, observation_spec};
 use tensorpack::prelude::*;
 
 /// The discount of later rewards.
@@ -8,27 +8,18 @@ const DISCOUNT: f64 = 0.99;
 
 /// Returns the inputs of the model, a batch of transitions.
 pub(crate) fn signature(rules: Rules) -> Vec<TensorSpec> {
-    let sizes: Vec<Option<usize>> =
-        std::iter::once(None).chain(rules.observation_sizes().iter().map(|&n| Some(n))).collect();
     vec![
-        TensorSpec::f32("observation", sizes.clone()),
+        observation_spec(rules, "observation"),
         TensorSpec::i32("action", [None]),
         TensorSpec::f32("reward", [None]),
-        TensorSpec::f32("next_observation", sizes),
+        observation_spec(rules, "next_observation"),
         TensorSpec::f32("terminal", [None]),
     ]
 }
 
 /// Builds a network that estimates the value of every action.
 fn network(t: &TowerContext, rules: Rules, x: &Tensor) -> Tensor {
-    let x = match rules {
-        Rules::CartPole => Linear::new(64).relu().apply(t, "fc0", x),
-        Rules::Catch => {
-            let x = Conv2d::new(16, 3).relu().apply(t, "conv0", x);
-            Conv2d::new(16, 3).stride(2).relu().apply(t, "conv1", &x)
-        }
-    };
-    let x = Linear::new(64).relu().apply(t, "fc1", &x);
+    let x = features(t, rules, x);
     Linear::new(rules.actions()).apply(t, "values", &x)
 }
 

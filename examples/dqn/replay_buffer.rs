@@ -1,6 +1,6 @@
 //! The replay buffer: the latest transitions, in a ring.
 
-use super::game::Transition;
+use super::games::{Transition, find};
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 
@@ -116,10 +116,4 @@ impl ReplayBuffer {
         }
         Ok(())
     }
-}
-
-/// Returns the tensor `name` of a checkpoint.
-pub(crate) fn find<'a>(tensors: &'a [(String, HostTensor)], name: &str) -> Result<&'a HostTensor> {
-    let found = tensors.iter().find(|(n, _)| n == name).map(|(_, value)| value);
-    found.ok_or_else(|| Error::argument(format!("the checkpoint has no tensor {name:?} of the input")))
 }

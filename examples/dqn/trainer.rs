@@ -1,9 +1,8 @@
 //! The training step of DQN: play, learn from the replay buffer, and update the target network now
 //! and then.
 
-use super::evaluation::Evaluation;
 use super::experience::{Experience, ReplayInput};
-use super::game::Rules;
+use super::games::{Evaluation, Rules};
 use super::model;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -103,7 +102,7 @@ pub(crate) fn train(settings: Settings, config: RunConfig) -> Result<Trained> {
         rules,
         episodes: settings.evaluation,
         solved_at: settings.solved_at,
-        q_values: q_values.clone(),
+        action_values: q_values.clone(),
     };
     let config = config
         .callback(RunOp::from_op(&copy_to_target).no_trigger())

@@ -28,12 +28,21 @@ impl Losses {
         Losses { d_loss, g_loss }
     }
 
-    /// Wasserstein losses. The difference of the critic's outputs estimates the distance between real
-    /// images and fakes if its gradient norm is near 1, which `penalty` enforces (Gulrajani et al.,
-    /// 2017).
-    pub(crate) fn wasserstein(t: &TowerContext, real: &Tensor, fake: &Tensor, penalty: &Tensor) -> Losses {
+    /// Wasserstein losses (Arjovsky et al., 2017). The difference of the critic's outputs estimates the
+    /// distance between real images and fakes, up to a factor, if its slope is bounded. `penalty`, or
+    /// clipped weights, bound it.
+    pub(crate) fn wasserstein(
+        t: &TowerContext,
+        real: &Tensor,
+        fake: &Tensor,
+        penalty: Option<&Tensor>,
+    ) -> Losses {
         let distance = (real.mean() - fake.mean()).named("distance");
-        let d_loss = (penalty - &distance).named("d_loss");
+        let d_loss = match penalty {
+            Some(penalty) => penalty - &distance,
+            None => -&distance,
+        };
+        let d_loss = d_loss.named("d_loss");
         let g_loss = (-fake.mean()).named("g_loss");
         t.moving_summary(&[&d_loss, &g_loss, &distance]);
         Losses { d_loss, g_loss }

@@ -5,6 +5,11 @@ mod attention;
 #[path = "../../examples/char_lm.rs"]
 mod char_lm;
 mod curve;
+#[path = "../../examples/gpt/generate.rs"]
+mod generate;
+mod generation;
+#[path = "../../examples/gpt/model.rs"]
+mod model;
 #[expect(dead_code, reason = "only model, input and callbacks are looked at")]
 #[path = "../../examples/ptb_lstm.rs"]
 mod ptb_lstm;

@@ -74,6 +74,21 @@ class Recurrent(torch.nn.Module):
 
 save("resnet18", torchvision.models.resnet18(), torch.randn(2, 3, 64, 64))
 save("timm_resnet18", timm.create_model("resnet18"), torch.randn(2, 3, 64, 64))
+save("resnet50", torchvision.models.resnet50(), torch.randn(2, 3, 64, 64))
+save("resnext50_32x4d", torchvision.models.resnext50_32x4d(), torch.randn(2, 3, 64, 64))
+save("timm_seresnet50", timm.create_model("seresnet50"), torch.randn(2, 3, 64, 64))
+for depth in [18, 50]:
+    net = timm.create_model(f"resnetv2_{depth}")
+    # The last layer is a 1x1 convolution there.
+    weights = {name: x.flatten(1) if name == "head.fc.weight" else x for name, x in net.state_dict().items()}
+    save(f"timm_resnetv2_{depth}", net, torch.randn(2, 3, 64, 64), weights=weights)
+save("shufflenet_v2_x1_0", torchvision.models.shufflenet_v2_x1_0(), torch.randn(2, 3, 64, 64))
+# VGG-16 with an eighth of the channels.
+stages = [[8, 8], [16, 16], [32, 32, 32], [64, 64, 64], [64, 64, 64]]
+net = torchvision.models.VGG(torchvision.models.vgg.make_layers([x for stage in stages for x in [*stage, "M"]]))
+net.classifier[0], net.classifier[3] = torch.nn.Linear(64 * 7 * 7, 512), torch.nn.Linear(512, 512)
+net.classifier[6] = torch.nn.Linear(512, 1000)
+save("vgg16", net, torch.randn(1, 3, 224, 224))
 save("mobilenet_v2", torchvision.models.mobilenet_v2(), torch.randn(2, 3, 64, 64))
 save("efficientnet_b0", torchvision.models.efficientnet_b0(), torch.randn(2, 3, 64, 64))
 save("flattened", Flattened(), torch.randn(2, 3, 8, 10), legacy=True)
@@ -84,8 +99,7 @@ save("gru", Recurrent(torch.nn.GRU), torch.randn(2, 6, 5))
 VISION = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
 net = timm.models.vision_transformer.VisionTransformer(**VISION)
 for name, parameter in net.named_parameters():
-    if name.endswith("bias") or name in ("cls_token", "pos_embed"):
-        torch.nn.init.normal_(parameter)
+    torch.nn.init.normal_(parameter, std=0.5)
 save("timm_vit", net, torch.randn(2, 3, 32, 32))
 
 

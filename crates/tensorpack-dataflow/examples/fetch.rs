@@ -2,7 +2,7 @@
 //! --example fetch`.
 
 use tensorpack_dataflow::RandomAccess;
-use tensorpack_dataflow::dataset::{cifar10, data_dir, fashion_mnist, mnist, ptb};
+use tensorpack_dataflow::dataset::{cifar10, data_dir, fashion_mnist, mnist, ptb, webster};
 use tensorpack_dataflow::tensor::Result;
 
 fn main() -> Result<()> {
@@ -24,5 +24,6 @@ fn main() -> Result<()> {
     let [train, valid, test] = words.map(|words| words.map(|words| words.len()));
     let vocabulary = ptb::vocabulary()?;
     println!("ptb: {}, {} and {} tokens, most frequent: {:?}", train?, valid?, test?, &vocabulary[..5]);
+    println!("webster: {} entries", webster::entries()?.len());
     Ok(())
 }

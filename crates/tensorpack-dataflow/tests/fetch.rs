@@ -3,7 +3,7 @@
 //! fetch -- --nocapture`.
 
 use tensorpack_dataflow::RandomAccess;
-use tensorpack_dataflow::dataset::{cifar10, data_dir, fashion_mnist, mnist, ptb};
+use tensorpack_dataflow::dataset::{cifar10, data_dir, fashion_mnist, mnist, ptb, webster};
 use tensorpack_dataflow::tensor::{HostTensor, Result};
 
 #[test]
@@ -41,6 +41,9 @@ fn data_sets_have_the_published_statistics() -> Result<()> {
     }
     let unrolled = ptb::BpttBatches::new(ptb::token_ids(ptb::Split::Train)?, 20, 35)?;
     assert_eq!(unrolled.len(), 1327);
+
+    assert_eq!(webster::entries()?.len(), 102_217);
+    assert_eq!(webster::text()?.len(), 22_097_424);
     Ok(())
 }
 

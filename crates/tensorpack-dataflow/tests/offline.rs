@@ -1,7 +1,7 @@
 //! Without a client or a network, the error lists what was tried and how to install the files.
 
 use std::process::Command;
-use tensorpack_dataflow::dataset::{cifar10, fashion_mnist, mnist, ptb};
+use tensorpack_dataflow::dataset::{cifar10, fashion_mnist, mnist, ptb, webster};
 
 /// Set in the child process, whose `PATH` contains no programs.
 const CHILD: &str = "TENSORPACK_TEST_OFFLINE";
@@ -35,7 +35,7 @@ fn offline_error_lists_attempts_and_remedies() {
     ] {
         assert!(output.contains(needed), "{needed:?} is missing:\n{output}");
     }
-    for set in ["mnist", "fashion-mnist", "cifar10", "ptb"] {
+    for set in ["mnist", "fashion-mnist", "cifar10", "ptb", "webster"] {
         let entries: Vec<_> =
             std::fs::read_dir(data.join(set)).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(entries, [".lock"], "{set}");
@@ -43,8 +43,13 @@ fn offline_error_lists_attempts_and_remedies() {
 }
 
 fn print_errors() {
-    let errors =
-        [mnist::train().err(), fashion_mnist::test().err(), cifar10::train().err(), ptb::vocabulary().err()];
+    let errors = [
+        mnist::train().err(),
+        fashion_mnist::test().err(),
+        cifar10::train().err(),
+        ptb::vocabulary().err(),
+        webster::text().err(),
+    ];
     for error in errors {
         println!("{}", error.expect("nothing can be fetched without a program"));
     }

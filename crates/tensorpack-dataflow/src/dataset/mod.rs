@@ -34,6 +34,7 @@ pub mod fashion_mnist;
 pub mod mnist;
 pub mod ptb;
 pub mod sentences;
+pub mod webster;
 
 pub use data_dir::data_dir;
 #[cfg(feature = "http")]

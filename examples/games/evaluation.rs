@@ -1,7 +1,6 @@
 //! Evaluation: episodes in which the player always takes the action it finds best.
 
-use super::experience::{batch_of_observations, best_actions};
-use super::game::{Episodes, Rules};
+use super::{Episodes, Rules, batch_of_observations, best_actions};
 use tensorpack::callback::{Statistic, TrainCx, When};
 use tensorpack::graph::Fetch;
 use tensorpack::prelude::*;
@@ -14,8 +13,9 @@ pub(crate) struct Evaluation {
     pub(crate) episodes: u64,
     /// The mean score at which the game is solved.
     pub(crate) solved_at: f64,
-    /// The values of all actions, in the inference tower `actor`.
-    pub(crate) q_values: Fetch,
+    /// A value for every action, in the inference tower `actor`: the player takes the action with the
+    /// highest.
+    pub(crate) action_values: Fetch,
 }
 
 /// The statistic of [`Evaluation`].
@@ -30,7 +30,7 @@ impl Callback for Evaluation {
         while scores.contains(&None) {
             cx.check_interrupt()?;
             let observations = batch_of_observations(self.rules, games.iter())?;
-            let values = cx.session().run(&[&self.q_values], &[("actor/observation", &observations)])?;
+            let values = cx.session().run(&[&self.action_values], &[("actor/observation", &observations)])?;
             // A game whose episode has ended plays on, so that all batches have the same size.
             for ((game, action), score) in games.iter_mut().zip(best_actions(&values[0])?).zip(&mut scores) {
                 let ended = game.step(action).score;

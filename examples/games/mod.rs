@@ -1,0 +1,22 @@
+//! Games for reinforcement learning, written here, with threads that play them and an evaluation. Shared
+//! by the examples `dqn` and `a3c`. See `docs/reinforcement.md`.
+
+#![allow(dead_code, unused_imports, reason = "each example uses a part of this")]
+
+mod cart_pole;
+mod catch;
+mod evaluation;
+mod game;
+mod network;
+mod observations;
+mod scores;
+mod simulators;
+mod states;
+
+pub(crate) use evaluation::{Evaluation, MEAN_SCORE};
+pub(crate) use game::{Episodes, Rules, Transition};
+pub(crate) use network::{features, observation_spec};
+pub(crate) use observations::{batch_of_observations, best_actions};
+pub(crate) use scores::RecentScores;
+pub(crate) use simulators::Simulators;
+pub(crate) use states::{find, restore_games, states_of_games};
