@@ -38,7 +38,7 @@ impl GanModelDesc for Points {
         };
         let slope = critic(&fake).sum().gradient(&fake);
         let penalty = (slope.square().sum_axes(&[1]) - 1.0).square().mean();
-        Losses::wasserstein(t, &critic(&inputs[0]), &critic(&fake), &penalty)
+        Losses::wasserstein(t, &critic(&inputs[0]), &critic(&fake), Some(&penalty))
     }
 
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
