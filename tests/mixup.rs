@@ -1,10 +1,6 @@
 //! `cifar_resnet --mixup`: the model learns from mixed images, and test images are not mixed.
 
-#[expect(dead_code, reason = "only the model and its data are used")]
-#[path = "../examples/cifar_resnet.rs"]
-mod cifar_resnet;
-
-use cifar_resnet::{MixedResNet, ResNet, unmixed};
+use super::onnx_examples::cifar_resnet::{MixedResNet, ResNet, unmixed};
 use tensorpack::dataflow::image::Mixup;
 use tensorpack::dataflow::{DataFlow, FromList};
 use tensorpack::prelude::*;
@@ -46,7 +42,8 @@ fn a_model_learns_from_mixed_images() {
         .steps_per_epoch(20)
         .max_epoch(2);
     let trained = launch_train_with_config(config, SimpleTrainer::new()).unwrap();
-    // The entropy of mixed labels remains, 0.5 on average for pairs of different classes; without learning it is 2.3.
+    // The entropy of mixed labels remains: 0.5 on average for pairs of different classes. Without learning
+    // the cost is 2.3.
     let cost = trained.monitors.latest("cross_entropy_loss").unwrap();
     assert!(cost < 0.9, "{cost}");
     assert_eq!(trained.monitors.latest("validation_error"), Some(0.0));

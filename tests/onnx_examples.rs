@@ -6,7 +6,7 @@
 mod char_lm;
 #[expect(dead_code, reason = "only the model is used")]
 #[path = "../examples/cifar_resnet.rs"]
-mod cifar_resnet;
+pub(crate) mod cifar_resnet;
 #[path = "../examples/gan/nets.rs"]
 mod gan_nets;
 #[expect(dead_code, reason = "only the model is used")]
