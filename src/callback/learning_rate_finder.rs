@@ -74,19 +74,22 @@ fn smoothed(tried: &[(f64, f64)]) -> Vec<f64> {
     tried.iter().map(next).collect()
 }
 
-/// Returns the rate at which the smoothed cost falls fastest, before it is lowest; `None` if it falls
-/// by no more than costs differ from batch to batch.
+/// Returns the rate at which the cost falls fastest, before it is lowest; `None` if it falls by no more
+/// than costs differ from batch to batch.
 ///
-/// The fall is that over a tenth of the steps: from one step to the next, the differences of batches are
-/// larger. The first averages are those of a few batches, and are left out.
+/// The fall at a step is that from the mean over an eighth of the steps before it to the mean over those
+/// after it: single batches differ by more than a step improves, and so do averages of the first few.
 fn suggestion(tried: &[(f64, f64)]) -> Option<f64> {
-    let costs = smoothed(tried);
-    let lowest = (0..costs.len()).min_by(|&a, &b| costs[a].total_cmp(&costs[b]))?;
-    let reach = (tried.len() / 20).max(1);
-    let fall = |i: usize| costs[i - reach] - costs[i + reach];
-    let candidates = 2 * reach..(lowest + 1).saturating_sub(reach);
+    let smooth = smoothed(tried);
+    let lowest = (0..smooth.len()).min_by(|&a, &b| smooth[a].total_cmp(&smooth[b]))?;
+    let width = (tried.len() / 8).max(1);
+    let mean = |steps: &[(f64, f64)]| steps.iter().map(|(_, cost)| cost).sum::<f64>() / steps.len() as f64;
+    let fall = |i: usize| mean(&tried[i - width..i]) - mean(&tried[i..i + width]);
+    let candidates = width..(lowest + 1).min(tried.len() + 1 - width);
     let steepest = candidates.max_by(|&a, &b| fall(a).total_cmp(&fall(b)))?;
-    (fall(steepest) > noise(tried)).then(|| tried[steepest].0)
+    // Three times the deviation of the difference of two means.
+    let chance = 3.0 * noise(tried) * (2.0 / width as f64).sqrt();
+    (fall(steepest) > chance).then(|| tried[steepest].0)
 }
 
 /// Returns by how much the costs of neighboring steps differ: the median, which a cost that explodes at
@@ -249,6 +252,9 @@ mod tests {
         let rate = suggestion(&tried).unwrap();
         assert!((1e-4..1e-2).contains(&rate), "{rate}");
         assert_eq!(suggestion(&noisy(0.3, |_| 2.3)), None);
+        // Small batches: the cost varies by almost as much as it falls.
+        let rate = suggestion(&noisy(0.35, |rate| 0.45 / (1.0 + (rate / 2e-2).powi(2)))).unwrap();
+        assert!((2e-3..2e-1).contains(&rate), "{rate}");
     }
 
     #[test]
