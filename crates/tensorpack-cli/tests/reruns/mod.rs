@@ -375,7 +375,7 @@ fn a_changed_configuration_file_is_an_error() {
         root.path(),
         None,
     );
-    assert_mentions(&error(&replayed), &["threads-per-device", "2", "1", "--config"]);
+    assert_mentions(error(&replayed), &["threads-per-device", "2", "1", "--config"]);
 }
 
 #[test]
