@@ -23,6 +23,7 @@ mod monitors;
 mod numerics;
 #[cfg(feature = "cli")]
 mod onnx_examples;
+mod onnx_layers;
 mod onnx_models;
 mod optimizers;
 mod precision;
