@@ -88,7 +88,7 @@ const LAYERS: &[(&str, &[usize], Apply)] = &[
         InstanceNorm::new().layout(Layout::Nchw).apply(t, "layer", x)
     }),
     ("GroupNorm", IMAGE, |t, x| GroupNorm::new(2).apply(t, "layer", x)),
-    ("Dropout", FEATURES, |t, x| Dropout::new(0.5).apply(t, "layer", x)),
+    ("Dropout", FEATURES, |t, x| Dropout::new(0.5).apply(t, "layer", &x.relu())),
     ("Embedding", FEATURES, |t, x| {
         Embedding::new(5, 3).apply(t, "layer", &x.abs().clip(0.0, 4.0).cast(DType::I32))
     }),
