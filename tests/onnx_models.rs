@@ -282,6 +282,16 @@ fn constants_are_folded_as_the_graph_computes() {
     let sum = model(&[node("Add", &["a", "b"], "y")], &[tensor("a", big), tensor("b", 2)]);
     let x = HostTensor::zeros(DType::F32, [1, 1]).unwrap();
     assert_eq!(predict(&sum, &x).unwrap().as_slice::<i64>().unwrap(), [big + 2]);
+    // PyTorch writes this end of a slice that runs backwards.
+    let ends =
+        Message::new().packed_int64(1, [1]).int64(2, 7).packed_int64(7, [i64::MIN + 1]).string(8, "ends");
+    let ints = |name: &str, values: &[f64]| constant(name, 7, &[values.len()], values);
+    let nodes = [
+        node("Slice", &["pads", "starts", "ends", "axes", "starts"], "reversed"),
+        node("Pad", &["x", "reversed"], "y"),
+    ];
+    let pads = [ints("pads", &[2.0, 0.0, 1.0, 0.0]), ints("starts", &[-1.0]), ints("axes", &[0.0]), ends];
+    assert_eq!(predict(&model(&nodes, &pads), &x).unwrap().sizes(), [1, 4]);
     // The value of the other classes is infinite.
     let hot = of_constants(
         "OneHot",

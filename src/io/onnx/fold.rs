@@ -25,9 +25,10 @@ impl Small {
         match value {
             Value::Host(_, tensor) => {
                 let limit = if tensor.dtype().is_float() { MAX_FLOATS } else { MAX_INTS };
-                // Items are f64, which does not have all integers.
-                let is_exact = |values: &[i64]| values.iter().all(|&n| n as f64 as i64 == n);
-                let is_exact = tensor.as_slice::<i64>().map_or(true, is_exact);
+                // Items are f64, which does not have all integers. The largest ones stand for the end of
+                // an axis.
+                let is_exact = |&n: &i64| n as f64 as i64 == n || n.unsigned_abs() > 1 << 62;
+                let is_exact = tensor.as_slice::<i64>().map_or(true, |values| values.iter().all(is_exact));
                 (tensor.len() <= limit && is_exact).then(|| Small {
                     dtype: tensor.dtype(),
                     sizes: tensor.sizes().to_vec(),
