@@ -1,6 +1,7 @@
 //! `tensorpack weights`: shows, compares and converts files of tensors.
 
 use clap::{Args, Subcommand};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -97,10 +98,19 @@ fn described(tensor: &HostTensor) -> String {
     format!("{}{:?}", tensor.dtype(), tensor.sizes())
 }
 
+/// Returns a name as it can be shown on a terminal: a file may contain control characters in names.
+fn shown(name: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.escape_debug().len() == 1 || "\"'\\".contains(c);
+    match name.chars().all(is_plain) {
+        true => name.into(),
+        false => name.escape_debug().to_string().into(),
+    }
+}
+
 fn list(tensors: &Named, out: &mut impl Write) -> io::Result<()> {
-    let width = tensors.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let width = tensors.iter().map(|(name, _)| shown(name).chars().count()).max().unwrap_or(0);
     for (name, tensor) in tensors {
-        writeln!(out, "{name:width$}  {}", described(tensor))?;
+        writeln!(out, "{:width$}  {}", shown(name), described(tensor))?;
     }
     let elements: usize = tensors.iter().map(|(_, t)| t.len()).sum();
     let bytes: usize = tensors.iter().map(|(_, t)| t.as_bytes().len()).sum();
@@ -121,8 +131,9 @@ pub(crate) fn diff(first: &Named, second: &Named, out: &mut impl Write) -> io::R
     let mut equal = 0;
     let names: BTreeSet<&str> = a.keys().chain(b.keys()).copied().collect();
     let count = names.len();
-    for name in names {
-        match (a.get(name), b.get(name)) {
+    for key in names {
+        let name = shown(key);
+        match (a.get(key), b.get(key)) {
             (Some(t), None) => writeln!(out, "only in the first: {name} {}", described(t))?,
             (None, Some(t)) => writeln!(out, "only in the second: {name} {}", described(t))?,
             (Some(x), Some(y)) if described(x) != described(y) => {
@@ -130,7 +141,10 @@ pub(crate) fn diff(first: &Named, second: &Named, out: &mut impl Write) -> io::R
             }
             (Some(x), Some(y)) if x.as_bytes() != y.as_bytes() => {
                 let pairs = x.to_f64_vec().into_iter().zip(y.to_f64_vec());
-                let largest = pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+                // The maximum of a number and NaN would be the number.
+                let larger = |a: f64, b: f64| if b > a || b.is_nan() { b } else { a };
+                let largest = pairs.filter(|(x, y)| x.to_bits() != y.to_bits()).map(|(x, y)| (x - y).abs());
+                let largest = largest.fold(0.0, larger);
                 writeln!(out, "different: {name} {}, values by up to {largest:.3e}", described(x))?;
             }
             _ => equal += 1,
@@ -272,6 +286,20 @@ mod tests {
             assert!(out.lines().any(|l| l == line), "{line} in\n{out}");
         }
         assert!(text(|out| diff(&a, &a, out)).1);
+        let value = |v: f32| vec![("v".to_string(), HostTensor::new([2], vec![v, 1.0]).unwrap())];
+        let (out, equal) = text(|out| diff(&value(f32::NAN), &value(2.0), out));
+        assert!(!equal && out.contains("by up to NaN"), "{out}");
+        assert!(text(|out| diff(&value(f32::NAN), &value(f32::NAN), out)).1);
+    }
+
+    #[test]
+    fn control_characters_of_names_are_not_printed() {
+        let named = tensors(&[("a\x1b[31m\u{202e}b", &[1]), ("c\nd", &[1]), ("größe.\"x\"", &[1])]);
+        let (out, _) = text(|out| list(&named, out).map(|()| true));
+        assert!(!out.contains(['\x1b', '\u{202e}']) && out.contains("c\\nd"), "{out}");
+        assert!(out.contains("größe.\"x\""), "{out}");
+        let (out, _) = text(|out| diff(&named, &Vec::new(), out));
+        assert!(!out.contains('\x1b') && out.lines().count() == 4, "{out}");
     }
 
     #[test]
