@@ -346,7 +346,7 @@ fn a_name_that_is_defined_twice_is_an_error() {
     let w = |value| constant("w", 1, &[2], &[value, value]);
     let add = node("Add", &["x", "w"], "y");
     for bytes in [
-        model(&[add.clone()], &[w(1.0), w(2.0)]),
+        model(std::slice::from_ref(&add), &[w(1.0), w(2.0)]),
         model(&[node("Relu", &["x"], "w"), add.clone()], &[w(1.0)]),
         model(&[add.clone(), node("Relu", &["x"], "y")], &[w(1.0)]),
         model(&[add, node("Relu", &["w"], "x")], &[w(1.0)]),
