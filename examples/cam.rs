@@ -35,15 +35,15 @@ const DRAWN: usize = 8;
 const TARGET: f64 = 0.9;
 
 #[derive(Inputs)]
-struct Batch {
+pub(crate) struct Batch {
     #[input(f32, [None, 64, 64])]
     image: Tensor,
     #[input(i32, [None])]
     label: Tensor,
 }
 
-struct Classifier {
-    epochs: u64,
+pub(crate) struct Classifier {
+    pub(crate) epochs: u64,
 }
 
 impl Model for Classifier {

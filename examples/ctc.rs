@@ -29,7 +29,7 @@ const BATCH: usize = 64;
 const TARGET: f64 = 0.04;
 
 #[derive(Inputs)]
-struct Batch {
+pub(crate) struct Batch {
     #[input(f32, [None, 28, 136])]
     image: Tensor,
     /// The steps that an image's digits take.
@@ -40,8 +40,8 @@ struct Batch {
     label: Tensor,
 }
 
-struct Reader {
-    epochs: u64,
+pub(crate) struct Reader {
+    pub(crate) epochs: u64,
 }
 
 impl Model for Reader {

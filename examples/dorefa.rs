@@ -17,14 +17,14 @@ const ACTIVATION_BITS: u32 = 2;
 const TARGET: f64 = 0.035;
 
 #[derive(Inputs)]
-struct Batch {
+pub(crate) struct Batch {
     #[input(f32, [None, 28, 28])]
     image: Tensor,
     #[input(i32, [None])]
     label: Tensor,
 }
 
-struct Convnet;
+pub(crate) struct Convnet;
 
 /// Returns `value`, with the gradient of `x`: a straight-through estimator.
 fn straight_through(x: &Tensor, value: &Tensor) -> Tensor {

@@ -37,7 +37,7 @@ const MONTHS: [&str; 12] = [
 ];
 
 #[derive(Inputs)]
-struct Batch {
+pub(crate) struct Batch {
     #[input(i32, [None, 28])]
     text: Tensor,
     #[input(i32, [None])]
@@ -49,8 +49,8 @@ struct Batch {
     date_length: Tensor,
 }
 
-struct Dates {
-    epochs: u64,
+pub(crate) struct Dates {
+    pub(crate) epochs: u64,
 }
 
 /// The decoder: what it attends to, and for each example how much of that there is.

@@ -46,7 +46,7 @@ struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Loss {
+pub(crate) enum Loss {
     Siamese,
     Triplet,
     Center,
@@ -63,9 +63,9 @@ impl Loss {
     }
 }
 
-struct Embedding {
-    loss: Loss,
-    epochs: u64,
+pub(crate) struct Embedding {
+    pub(crate) loss: Loss,
+    pub(crate) epochs: u64,
 }
 
 impl ModelDesc for Embedding {

@@ -37,16 +37,16 @@ struct Args {
 }
 
 #[derive(Inputs)]
-struct Batch {
+pub(crate) struct Batch {
     #[input(f32, [None, 42, 42])]
     image: Tensor,
     #[input(i32, [None])]
     label: Tensor,
 }
 
-struct Classifier {
-    transforms: bool,
-    epochs: u64,
+pub(crate) struct Classifier {
+    pub(crate) transforms: bool,
+    pub(crate) epochs: u64,
 }
 
 /// Returns the six numbers of an affine map for each image: the patch's coordinates, from -1 to 1, to

@@ -28,13 +28,13 @@ const DRAWN: usize = 8;
 const TARGET: f64 = 0.7;
 
 #[derive(Inputs)]
-struct Batch {
+pub(crate) struct Batch {
     #[input(u8, [None, 32, 32, 3])]
     image: Tensor,
 }
 
-struct Espcn {
-    epochs: u64,
+pub(crate) struct Espcn {
+    pub(crate) epochs: u64,
 }
 
 impl Model for Espcn {

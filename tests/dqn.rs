@@ -9,13 +9,29 @@ mod replay_buffer;
 #[path = "../examples/dqn/trainer.rs"]
 mod trainer;
 
+use super::onnx_examples;
 use crate::games::{self, Episodes, Rules, Simulators, Transition};
 use replay_buffer::ReplayBuffer;
 use std::path::Path;
 use tensorpack::io::Checkpoint;
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
+use tensorpack::tower::TowerFunc;
 use trainer::Settings;
+
+/// The values of actions, which are what plays.
+#[test]
+fn the_networks_survive_a_round_trip_through_onnx() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, rules) in [("cart_pole", Rules::CartPole), ("catch", Rules::Catch)] {
+        let tower =
+            TowerFunc::new(model::signature(rules), move |t, inputs| model::build(t, rules, inputs)).unwrap();
+        let config = PredictConfig::from_tower(tower, ["q_values"]).inputs(["observation"]);
+        let sizes = [&[3], rules.observation_sizes()].concat();
+        onnx_examples::check(dir.path(), name, config, &[onnx_examples::floats(&sizes)]);
+    }
+    onnx_examples::run_in_onnxruntime(dir.path());
+}
 
 #[test]
 fn cart_pole_moves_as_in_gym() {

@@ -13,9 +13,11 @@ mod targets;
 use coco::Coco;
 use detector::{Detector, Settings};
 use std::path::Path;
+use tensorpack::ErrorKind;
 use tensorpack::callback::MeanAveragePrecision;
 use tensorpack::dataflow::{DataFlow, FromList, Sample, Seed};
 use tensorpack::monitor::Image;
+use tensorpack::predict::OnnxOptions;
 use tensorpack::prelude::*;
 use tensorpack::serde_json::json;
 use tensorpack_testing::assert_mentions;
@@ -91,10 +93,9 @@ fn the_boxes_of_scenes_are_exact() -> Result<()> {
     Ok(())
 }
 
-/// A step on two towers, and an evaluation, of a very small detector.
-#[test]
-fn a_small_detector_trains_on_two_towers() -> Result<()> {
-    let settings = Settings {
+/// A very small detector.
+fn small() -> Settings {
+    Settings {
         size: scenes::SIZE,
         max_objects: scenes::MAX_SHAPES,
         classes: 3,
@@ -108,7 +109,33 @@ fn a_small_detector_trains_on_two_towers() -> Result<()> {
         batch: 2,
         steps: 2,
         learning_rate: 1e-3,
-    };
+    }
+}
+
+/// A trained detector is one file. ONNX has no suppression that returns a fixed number of boxes: the
+/// error says so, and nothing is written.
+#[test]
+fn a_detector_is_exported_to_its_own_file_only() -> Result<()> {
+    let dir = tempfile::tempdir().unwrap();
+    let outputs = ["detected_boxes", "detected_scores", "detected_classes"];
+    let config = PredictConfig::new(Detector::new(small())?, outputs)?.inputs(["image"]);
+    let predictor = OfflinePredictor::new(config)?;
+    let [file, onnx] = ["detector.safetensors", "detector.onnx"].map(|name| dir.path().join(name));
+    predictor.export(&file)?;
+    let image = scenes::scene(&mut Seed::new(0).rng(0, 0))?.remove(0);
+    let image = HostTensor::new([1, scenes::SIZE, scenes::SIZE, 3], image.as_slice::<f32>()?.to_vec())?;
+    assert_eq!(ExportedModel::load(&file)?.predict(&[&image])?, predictor.predict(&[&image])?);
+    let e = predictor.export_onnx(&onnx, &OnnxOptions::default()).unwrap_err();
+    assert_eq!(e.kind(), ErrorKind::Unsupported);
+    assert_mentions(e.to_string(), &["Nms"]);
+    assert!(!onnx.exists());
+    Ok(())
+}
+
+/// A step on two towers, and an evaluation, of a very small detector.
+#[test]
+fn a_small_detector_trains_on_two_towers() -> Result<()> {
+    let settings = small();
     let scene = |i| scenes::scene(&mut Seed::new(0).rng(0, i));
     let samples = (0..4).map(scene).collect::<Result<Vec<Sample>>>()?;
     let flow = FromList::new(samples.iter().map(|s| s.to_vec()).collect::<Vec<_>>());

@@ -92,6 +92,30 @@ fn strided_views_of_shared_storages_are_collected() {
     }
 }
 
+/// A dim of size 1 may have any stride, as in files of other programs.
+#[test]
+fn the_stride_of_a_dim_of_size_one_does_not_matter() {
+    let storages = [Storage { class: "BoolStorage", size: 1, bytes: vec![1, 0, 1, 1] }];
+    let root = Item::Dict(vec![("w", whole(0, &[2, 1, 2], &[2, usize::MAX, 1]))]);
+    for bytes in both(&root, &storages) {
+        assert_eq!(tensor(&read(&bytes).unwrap(), "w").to_f64_vec(), [1.0, 0.0, 1.0, 1.0]);
+    }
+}
+
+/// An error about elements is not one about code.
+#[test]
+fn unsupported_elements_are_named() {
+    for class in ["ComplexFloatStorage", "QInt8Storage"] {
+        let storages = [Storage { class, size: 8, bytes: vec![0; 8] }];
+        for bytes in both(&Item::Dict(vec![("w", whole(0, &[1], &[1]))]), &storages) {
+            let e = read(&bytes).unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
+            assert_mentions(e.to_string(), &[class]);
+            assert!(!e.to_string().contains("nothing of the file was run"), "{e}");
+        }
+    }
+}
+
 #[test]
 fn the_state_dict_is_found_among_other_entries() {
     let storages = [Storage::f32(&[1.0]), Storage::f32(&[2.0])];

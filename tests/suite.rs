@@ -32,7 +32,9 @@ mod module_order;
 mod monitors;
 mod numerics;
 #[cfg(feature = "cli")]
+#[allow(clippy::duplicate_mod, reason = "examples share files")]
 mod onnx_examples;
+mod onnx_layers;
 mod onnx_models;
 mod optimizers;
 mod precision;

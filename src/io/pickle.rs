@@ -6,8 +6,9 @@
 //!
 //! A pickle is not trusted. Lengths are checked against what is left of the file before memory is
 //! allocated, values refer to containers by number (so a pickle can neither nest too deep for the
-//! stack nor be dropped recursively), and an instruction creates at most one value, so that memory
-//! is proportional to the length of the pickle.
+//! stack nor be dropped recursively), and an instruction creates at most one value. Calls may copy
+//! their arguments; the values they copy are counted. So memory is proportional to the length of the
+//! pickle.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -18,6 +19,8 @@ use tensorpack_tensor::{Error, ErrorKind, Result};
 const MAX_PICKLE: u64 = 64 << 20;
 /// The longest line of a text instruction.
 const MAX_LINE: usize = 1024;
+/// The number of values that calls may copy, in addition to two for each byte of the pickle.
+const MAX_COPIED: u64 = 1 << 12;
 
 /// A value on the stack of a pickle.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,6 +95,9 @@ impl Heap {
 pub(super) trait Resolver {
     /// Returns whether a pickle may contain this name, `module.name`.
     fn knows(&self, name: &str) -> bool;
+
+    /// Returns whether a name that is not known is that of a type of elements.
+    fn is_element_type(&self, name: &str) -> bool;
 
     /// Returns the result of calling the global `name` with the elements of the tuple `args`.
     fn call(&mut self, heap: &mut Heap, name: &str, args: &[Value]) -> Result<Value>;
@@ -176,7 +182,8 @@ pub(super) fn load<R: Read>(
     resolver: &mut impl Resolver,
 ) -> Result<Value> {
     let start = input.position;
-    let mut machine = Machine { heap, resolver, stack: Vec::new(), marks: Vec::new(), memo: HashMap::new() };
+    let (stack, marks, memo) = (Vec::new(), Vec::new(), HashMap::new());
+    let mut machine = Machine { heap, resolver, stack, marks, memo, start, copied: 0 };
     loop {
         let [opcode] = input.array()?;
         if opcode == b'.' {
@@ -196,6 +203,10 @@ struct Machine<'a, R> {
     /// The heights of the stack at each mark.
     marks: Vec<usize>,
     memo: HashMap<u32, Value>,
+    /// Where the pickle begins.
+    start: u64,
+    /// The number of values in the arguments of all calls so far.
+    copied: u64,
 }
 
 impl<T: Resolver> Machine<'_, T> {
@@ -259,6 +270,10 @@ impl<T: Resolver> Machine<'_, T> {
 
     fn global<R: Read>(&mut self, module: &str, name: &str, input: &Input<R>) -> Result<()> {
         let full = format!("{module}.{name}");
+        if self.resolver.is_element_type(&full) {
+            let why = format!("it contains a tensor of {full}, whose elements are not supported");
+            return Err(Error::new(ErrorKind::Unsupported, why).note("save it as float32, or leave it out"));
+        }
         if !self.resolver.knows(&full) {
             let why = format!("it refers to {full}, which is not a tensor or a plain container");
             return Err(input.invalid(&why).note(
@@ -278,6 +293,11 @@ impl<T: Resolver> Machine<'_, T> {
         let Some(args) = self.heap.sequence(&args).map(<[Value]>::to_vec) else {
             return Err(input.invalid(&format!("{name} is called without a tuple of arguments")));
         };
+        let length = |value: &Value| self.heap.sequence(value).map_or(0, <[Value]>::len);
+        self.copied += (args.len() + args.iter().map(length).sum::<usize>()) as u64;
+        if self.copied > 2 * (input.position - self.start) + MAX_COPIED {
+            return Err(input.invalid("its calls repeat their arguments too many times"));
+        }
         let result =
             self.resolver.call(self.heap, &name, &args).map_err(|e| e.within(format!("call of {name}")))?;
         self.stack.push(result);
@@ -488,6 +508,10 @@ mod tests {
             name == "m.known"
         }
 
+        fn is_element_type(&self, name: &str) -> bool {
+            name == "m.complex"
+        }
+
         fn call(&mut self, _: &mut Heap, _: &str, args: &[Value]) -> Result<Value> {
             args.first().cloned().ok_or_else(|| Error::argument("no argument"))
         }
@@ -532,6 +556,26 @@ mod tests {
         }
         let (value, _) = run(b"\x80\x02cm\nknown\nK\x07\x85R.").unwrap();
         assert_eq!(value, Value::Int(7));
+    }
+
+    #[test]
+    fn unsupported_elements_are_no_code() {
+        let e = run(b"\x80\x02cm\ncomplex\n.").unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Unsupported);
+        assert_mentions(e.to_string(), &["m.complex"]);
+    }
+
+    /// A short pickle must not make many copies of one long tuple.
+    #[test]
+    fn calls_cannot_multiply_their_arguments() {
+        let pickle = |calls: usize| {
+            let long = [&b"\x80\x02("[..], &[b'N'; 5000], b"tq\x00\x85q\x010cm\nknown\nq\x020"].concat();
+            [long, b"h\x02h\x01R0".repeat(calls), b"N.".to_vec()].concat()
+        };
+        assert!(run(&pickle(1)).is_ok());
+        let e = run(&pickle(10)).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Data);
+        assert_mentions(e.to_string(), &["arguments"]);
     }
 
     #[test]

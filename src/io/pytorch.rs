@@ -59,7 +59,7 @@ const SINGLE: &str = "tensor";
 /// tensors. If there are several, the error lists them; choose one with [`read_key`]. Names in
 /// nested dictionaries are joined by dots.
 ///
-/// Integers of 8 and 16 bits become i32.
+/// Integers of 8 and 16 bits become i32, and unsigned ones of 32 bits i64.
 pub fn read(path: impl AsRef<Path>) -> Result<Named> {
     load(path.as_ref(), File::find_state_dict)
 }
@@ -93,6 +93,8 @@ fn load(path: &Path, choose: impl FnOnce(&File) -> Result<Vec<Rc<str>>>) -> Resu
 enum Elements {
     I8,
     I16,
+    U16,
+    U32,
     /// The types that tensors have too.
     As(DType),
 }
@@ -124,6 +126,8 @@ impl Elements {
             "int32" => Elements::As(DType::I32),
             "int16" => Elements::I16,
             "int8" => Elements::I8,
+            "uint16" => Elements::U16,
+            "uint32" => Elements::U32,
             "uint8" => Elements::As(DType::U8),
             "bool" => Elements::As(DType::Bool),
             _ => return None,
@@ -132,8 +136,9 @@ impl Elements {
 
     fn size(self) -> usize {
         match self {
-            Elements::I16 => 2,
             Elements::I8 => 1,
+            Elements::I16 | Elements::U16 => 2,
+            Elements::U32 => 4,
             Elements::As(dtype) => dtype.size(),
         }
     }
@@ -141,7 +146,8 @@ impl Elements {
     /// The dtype after loading.
     fn dtype(self) -> DType {
         match self {
-            Elements::I8 | Elements::I16 => DType::I32,
+            Elements::I8 | Elements::I16 | Elements::U16 => DType::I32,
+            Elements::U32 => DType::I64,
             Elements::As(dtype) => dtype,
         }
     }
@@ -272,6 +278,15 @@ impl Resolver for Objects {
         KNOWN.contains(&name)
             || Elements::from_storage(name).is_some()
             || Elements::from_dtype(name).is_some()
+    }
+
+    fn is_element_type(&self, name: &str) -> bool {
+        let types = ["complex", "float8", "float4", "uint64", "uint4", "int4", "qint", "quint", "bits"];
+        let storages = ["Complex", "Q", "Float8"];
+        let is_type = |name: &str| types.iter().any(|t| name.starts_with(t)) && !name.contains('.');
+        let is_storage =
+            |name: &str| storages.iter().any(|s| name.starts_with(s)) && name.ends_with("Storage");
+        !self.knows(name) && name.strip_prefix("torch.").is_some_and(|name| is_type(name) || is_storage(name))
     }
 
     fn call(&mut self, heap: &mut Heap, name: &str, args: &[Value]) -> Result<Value> {
@@ -767,11 +782,12 @@ fn gather(view: &View, storage: &[u8], big_endian: bool) -> Result<HostTensor> {
             values.push(decode(element));
             for ((i, &size), &stride) in index.iter_mut().zip(&view.sizes).zip(&view.strides).rev() {
                 *i += 1;
-                at += stride as usize;
+                // A dim of size 1 may have any stride.
+                at = at.wrapping_add(stride as usize);
                 if *i < size {
                     break;
                 }
-                at -= *i * stride as usize;
+                at = at.wrapping_sub(i.wrapping_mul(stride as usize));
                 *i = 0;
             }
         }
@@ -780,6 +796,8 @@ fn gather(view: &View, storage: &[u8], big_endian: bool) -> Result<HostTensor> {
     match view.elements {
         Elements::I8 => all(view, storage, big_endian, |b| i32::from(i8::from_le_bytes(b))),
         Elements::I16 => all(view, storage, big_endian, |b| i32::from(i16::from_le_bytes(b))),
+        Elements::U16 => all(view, storage, big_endian, |b| i32::from(u16::from_le_bytes(b))),
+        Elements::U32 => all(view, storage, big_endian, |b| i64::from(u32::from_le_bytes(b))),
         Elements::As(DType::F32) => all(view, storage, big_endian, f32::from_le_bytes),
         Elements::As(DType::F64) => all(view, storage, big_endian, f64::from_le_bytes),
         Elements::As(DType::Bf16) => all(view, storage, big_endian, bf16::from_le_bytes),

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufReader, Read};
 use std::path::Path;
 use tensorpack_dataflow::format::open_regular_file;
-use tensorpack_tensor::{DType, Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{DType, Element, Error, ErrorKind, HostTensor, Result};
 
 /// Tensors with their names.
 pub type Named = Vec<(String, HostTensor)>;
@@ -86,6 +86,9 @@ pub(super) fn encode<'a>(
 /// Reads the tensors and the metadata of a file of `length` bytes. Nothing is allocated for bytes
 /// that the file does not have.
 pub(super) fn parse(from: &mut impl Read, length: u64) -> Result<(Named, Metadata)> {
+    if length < 8 {
+        return Err(corrupted(format!("it has only {length} bytes")));
+    }
     let mut count = [0; 8];
     from.read_exact(&mut count)?;
     let header = u64::from_le_bytes(count);
@@ -115,20 +118,44 @@ pub(super) fn parse(from: &mut impl Read, length: u64) -> Result<(Named, Metadat
 }
 
 fn read_tensor(info: &TensorInfo, from: &mut impl Read) -> Result<HostTensor> {
+    let (begin, end) = info.data_offsets;
+    let mut bytes = vec![0; end - begin];
+    from.read_exact(&mut bytes)?;
+    if let Some(tensor) = widened(info, &bytes) {
+        return tensor;
+    }
     let dtype = DType::ALL.into_iter().find(|&d| stored(d) == info.dtype);
     let Some(dtype) = dtype else {
         let why = format!("its elements are {}, which has no corresponding dtype", info.dtype);
         return Err(Error::dtype(why).note("save it as F32, F64, BF16, F16, I32, I64, U8 or BOOL"));
     };
-    let (begin, end) = info.data_offsets;
-    let mut bytes = vec![0; end - begin];
-    from.read_exact(&mut bytes)?;
     if cfg!(target_endian = "big") {
         bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
     }
     let mut tensor = HostTensor::zeros(dtype, info.shape.clone())?;
     tensor.copy_from_bytes(&bytes)?;
     Ok(tensor)
+}
+
+/// Returns the tensor of integers that no dtype has, in a type that has all of them. Returns `None` for
+/// other elements.
+fn widened(info: &TensorInfo, bytes: &[u8]) -> Option<Result<HostTensor>> {
+    fn each<const N: usize, T: Element>(
+        sizes: &[usize],
+        bytes: &[u8],
+        convert: impl Fn([u8; N]) -> T,
+    ) -> Result<HostTensor> {
+        let (elements, _) = bytes.as_chunks::<N>();
+        HostTensor::new(sizes, elements.iter().map(|&element| convert(element)).collect::<Vec<T>>())
+    }
+    let sizes = &info.shape;
+    Some(match info.dtype {
+        Dtype::I8 => each(sizes, bytes, |b| i32::from(i8::from_le_bytes(b))),
+        Dtype::I16 => each(sizes, bytes, |b| i32::from(i16::from_le_bytes(b))),
+        Dtype::U16 => each(sizes, bytes, |b| i32::from(u16::from_le_bytes(b))),
+        Dtype::U32 => each(sizes, bytes, |b| i64::from(u32::from_le_bytes(b))),
+        _ => return None,
+    })
 }
 
 /// Returns the dtype of the file format.
@@ -226,6 +253,20 @@ mod tests {
     }
 
     #[test]
+    fn small_integers_are_widened() {
+        let read = |dtype: &str, bytes: &[u8]| {
+            let header =
+                format!(r#"{{"a":{{"dtype":"{dtype}","shape":[2],"data_offsets":[0,{}]}}}}"#, bytes.len());
+            let (_, tensor) = read_bytes(&with_header(&header, bytes)).unwrap().remove(0);
+            (tensor.dtype(), tensor.to_f64_vec())
+        };
+        assert_eq!(read("I8", &[5, 250]), (DType::I32, vec![5.0, -6.0]));
+        assert_eq!(read("I16", &[5, 0, 250, 255]), (DType::I32, vec![5.0, -6.0]));
+        assert_eq!(read("U16", &[5, 0, 250, 255]), (DType::I32, vec![5.0, 65530.0]));
+        assert_eq!(read("U32", &[5, 0, 0, 0, 255, 255, 255, 255]), (DType::I64, vec![5.0, 4294967295.0]));
+    }
+
+    #[test]
     fn metadata_round_trips() {
         let metadata = Metadata::from([("model".to_string(), "{\"a\": [1]}".to_string())]);
         let bytes = encode(&some(), &metadata).unwrap().concat();
@@ -251,17 +292,19 @@ mod tests {
             entry("F32", "[2]", "[0,4]"),
             entry("F32", "[4294967296,4294967296,4294967296]", "[0,4]"),
             entry("U8", "[18446744073709551615]", "[0,18446744073709551615]"),
-            entry("I16", "[2]", "[0,4]"),
+            entry("U64", "[0]", "[0,4]"),
             r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}"#
                 .into(),
         ] {
             assert!(read_bytes(&with_header(&header, &[0; 4])).is_err(), "{header:.80}");
         }
         // An unsupported dtype of the format is not reported as corruption.
-        let error = read_bytes(&with_header(&entry("I16", "[2]", "[0,4]"), &[0; 4])).unwrap_err();
+        let error = read_bytes(&with_header(&entry("F8_E4M3", "[4]", "[0,4]"), &[0; 4])).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DType);
         assert!(error.message().starts_with("a: "), "{error}");
         assert!(read_bytes(&u64::MAX.to_le_bytes()).is_err());
+        let error = read_bytes(&[1, 2]).unwrap_err();
+        assert!(error.message().contains("safetensors"), "{error}");
         assert_eq!(read_bytes(&with_header("{}", &[0])).unwrap_err().kind(), ErrorKind::Io);
     }
 

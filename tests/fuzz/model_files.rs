@@ -291,7 +291,7 @@ fn many_operations() -> Vec<u8> {
     let attribute = |name: &str, value: i64| Message::new().string(1, name).int64(3, value).int64(20, 2);
     /// The operation, its inputs and its integer attributes.
     type Node<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, i64)]);
-    let nodes: [Node<'_>; 18] = [
+    let nodes: [Node<'_>; 28] = [
         ("Resize", &["x", "", "scales"], &[]),
         ("Pad", &["x", "pads"], &[]),
         ("Slice", &["x", "starts", "ends", "axes", "steps"], &[]),
@@ -310,6 +310,16 @@ fn many_operations() -> Vec<u8> {
         ("ConvTranspose", &["x", "filter"], &[]),
         ("Flatten", &["x"], &[("axis", 2)]),
         ("Trilu", &["x"], &[("upper", 0)]),
+        ("GroupNormalization", &["x", "four", "four"], &[("num_groups", 2)]),
+        ("InstanceNormalization", &["x", "four", "four"], &[]),
+        ("BatchNormalization", &["x", "four", "four", "four", "four"], &[]),
+        ("LayerNormalization", &["x", "update"], &[("axis", 2)]),
+        ("LpNormalization", &["x"], &[("axis", 1)]),
+        ("ReduceL2", &["x", "axes"], &[("keepdims", 0)]),
+        ("CumSum", &["x", "zero"], &[]),
+        ("OneHot", &["row", "limit", "scales_two"], &[]),
+        ("ArgMax", &["x"], &[("axis", 1)]),
+        ("GRU", &["sequence", "w3", "r3"], &[("hidden_size", 2)]),
     ];
     let value = |name: &str, sizes: &[i64]| {
         let shape = sizes.iter().fold(Message::new(), |m, &n| m.message(1, &Message::new().int64(1, n)));
@@ -346,6 +356,10 @@ fn many_operations() -> Vec<u8> {
         floats("w", &[1, 8, 2]),
         floats("r", &[1, 8, 2]),
         floats("filter", &[4, 2, 3, 3]),
+        floats("four", &[4]),
+        floats("scales_two", &[2]),
+        floats("w3", &[1, 6, 2]),
+        floats("r3", &[1, 6, 2]),
     ];
     let graph = tensors.iter().fold(graph, |m, tensor| m.message(5, tensor));
     let graph = graph.message(11, &value("x", &[1, 4, 4, 4])).message(12, &value("y0", &[]));

@@ -244,6 +244,20 @@ case("Resize", image, none, C([1, 1, 2, 2], np.float32), mode="nearest", coordin
 case("Resize", image, none, C([1, 1, 2, 2], np.float32), mode="linear")
 case("Resize", image, none, none, C([1, 2, 7, 9]), mode="linear", coordinate_transformation_mode="align_corners")
 case("Upsample", image, C([1, 1, 2, 2], np.float32), mode="nearest", opset=9)
+for scales in [(0.7, 1.4), (0.3, 2.3), (0.6, 1.1), (0.15, 3)]:
+    for mode in [{}, {"mode": "linear"}, {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "ceil"}]:
+        case("Resize", f(1, 1, 10, 11), none, C([1, 1, *scales], np.float32), **mode)
+case("Resize", f(1, 2, 5, 7), none, none, C([1, 2, 11, 3]))
+case("ConvTranspose", f(2, 3, 5), w(3, 4, 3), strides=[2], pads=[1, 1], output_padding=[1])
+case("LeakyRelu", 3 * f(9), alpha=1.5)
+case("ReduceL1", np.array(-3.5, np.float32))
+case("ReduceLogSum", positive(2, 3), noop_with_empty_axes=1)
+case("LpNormalization", np.array([[0, 0, 0], [1, 2, 2]], np.float32))
+case("OneHot", ints(-7, 7, 2, 3), C(5), C([-np.inf, 0], np.float32))
+case("Pad", bools(3), C([1, 2]), C(True, bool))
+case("Pow", positive(2, 3), C([[[2.5]]], np.float32))
+nodes = [helper.make_node("LayerNormalization", ["x", "s"], ["y", "", ""])]
+save("LayerNormalization-none", nodes, {"x": f(2, 4)}, {"s": f(4)}, ["y"], 17)
 case("LSTM", f(5, 2, 3), w(1, 16, 3), w(1, 16, 4), w(1, 32), outputs=3, hidden_size=4)
 case("LSTM", f(5, 2, 3), w(2, 16, 3), w(2, 16, 4), w(2, 32), outputs=3, hidden_size=4, direction="bidirectional")
 case("GRU", f(5, 2, 3), w(1, 12, 3), w(1, 12, 4), w(1, 24), outputs=2, hidden_size=4, linear_before_reset=1)
@@ -256,8 +270,16 @@ def branch(scale):
     return helper.make_graph(nodes, f"branch{scale}", [], [y])
 
 
+def shift(value):
+    y = helper.make_tensor_value_info("b", TensorProto.FLOAT, [3])
+    w = numpy_helper.from_array(np.full(3, value, np.float32), "w")
+    return helper.make_graph([helper.make_node("Add", ["x", "w"], ["b"])], "shift", [], [y], [w])
+
+
 nodes = [helper.make_node("If", ["c"], ["y"], then_branch=branch(2), else_branch=branch(5))]
 save("If-0", nodes, {"x": f(3)}, {"c": np.array(False)}, ["y"], 20)
+nodes = [helper.make_node("If", ["c"], [f"y{i}"], then_branch=shift(i), else_branch=shift(i + 10)) for i in range(2)]
+save("If-1", nodes, {"x": f(3)}, {"c": np.array(True)}, ["y0", "y1"], 20)
 
 (folder / "operators.txt").write_text("\n".join(sorted(operators)))
 print(f"{count} models of {len(operators)} operators")

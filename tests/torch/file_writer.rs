@@ -49,8 +49,17 @@ fn text(out: &mut Vec<u8>, text: &str) {
 }
 
 fn int(out: &mut Vec<u8>, value: usize) {
-    out.push(b'J');
-    out.extend((value as i32).to_le_bytes());
+    match i32::try_from(value) {
+        Ok(value) => {
+            out.push(b'J');
+            out.extend(value.to_le_bytes());
+        }
+        Err(_) => {
+            out.extend([0x8a, 9]);
+            out.extend((value as u64).to_le_bytes());
+            out.push(0);
+        }
+    }
 }
 
 fn item(out: &mut Vec<u8>, value: &Item<'_>, storages: &[Storage], is_legacy: bool) {

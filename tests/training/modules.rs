@@ -1,10 +1,15 @@
 //! Modules: pretrained parts of models, created outside the tower function and called inside it.
 
+#[path = "../torch/file_writer.rs"]
+#[allow(dead_code)]
+mod file_writer;
+
+use file_writer::{Item, Storage, View, archive};
 use std::path::{Path, PathBuf};
 use tensorpack::ErrorKind;
 use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::graph::{MODEL_VARIABLES, TRAINABLE_VARIABLES};
-use tensorpack::io::dump_model_variables;
+use tensorpack::io::{SaverRestore, WeightMap, dump_model_variables};
 use tensorpack::predict::{Module, OfflinePredictor, OnnxOptions, PredictConfig};
 use tensorpack::prelude::*;
 use tensorpack::tower::{Mode, TowerFunc};
@@ -171,18 +176,37 @@ fn exported_onnx(dir: &Path) -> (OfflinePredictor, PathBuf) {
 /// A model whose features are those of a module, trained on two towers with a fixed target.
 struct FineTuned(Module);
 
-impl ModelDesc for FineTuned {
-    fn inputs(&self) -> Vec<TensorSpec> {
+impl FineTuned {
+    fn signature() -> Vec<TensorSpec> {
         vec![
             TensorSpec::f32("image", [None, Some(6), Some(6), Some(2)]),
             TensorSpec::f32("target", [None, Some(2)]),
         ]
     }
+}
+
+/// The cost of a linear layer on features.
+fn cost(t: &TowerContext, features: &Tensor, target: &Tensor) -> Tensor {
+    let cost = Linear::new(2).apply(t, "fc", features).squared_error(target).mean().named("cost");
+    t.moving_summary(&[&cost]);
+    cost
+}
+
+/// Images with their targets.
+fn examples() -> impl DataFlow + 'static {
+    FromFn::new(8, |i| {
+        let image: Vec<f32> = (0..72).map(|k| ((i * 72 + k) as f32 * 0.7).sin()).collect();
+        Ok(vec![HostTensor::new([6, 6, 2], image)?, HostTensor::new([2], vec![i as f32 % 2.0, 1.0])?])
+    })
+}
+
+impl ModelDesc for FineTuned {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        FineTuned::signature()
+    }
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
         let x = self.0.apply(t, "backbone", &inputs[0]);
-        let cost = Linear::new(2).apply(t, "fc", &x).squared_error(&inputs[1]).mean().named("cost");
-        t.moving_summary(&[&cost]);
-        cost
+        cost(t, &x, &inputs[1])
     }
     fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
         Momentum::new(0.05, 0.9).boxed()
@@ -193,12 +217,8 @@ impl ModelDesc for FineTuned {
 fn an_onnx_model_is_fine_tuned_on_two_towers() {
     let dir = tempfile::tempdir().unwrap();
     let (before, path) = exported_onnx(dir.path());
-    let data = FromFn::new(8, |i| {
-        let image: Vec<f32> = (0..72).map(|k| ((i * 72 + k) as f32 * 0.7).sin()).collect();
-        Ok(vec![HostTensor::new([6, 6, 2], image)?, HostTensor::new([2], vec![i as f32 % 2.0, 1.0])?])
-    });
     let model = FineTuned(Module::load(path).unwrap().freeze("conv0/W"));
-    let config = TrainConfig::new(model, data.batch(4)).steps_per_epoch(20).max_epoch(5);
+    let config = TrainConfig::new(model, examples().batch(4)).steps_per_epoch(20).max_epoch(5);
     let trained = launch_train_with_config(config, SyncMultiGpuTrainer::new(2)).unwrap();
     let cost = trained.monitors.history("cost");
     let ((_, first), (_, last)) = (cost.first().unwrap(), cost.last().unwrap());
@@ -208,6 +228,57 @@ fn an_onnx_model_is_fine_tuned_on_two_towers() {
     assert_eq!(value("backbone/conv0/W"), start("conv0/W"));
     assert_eq!(value("backbone/bn0/mean/EMA"), start("bn0/mean/EMA"));
     assert_ne!(value("backbone/conv1/W"), start("conv1/W"));
+}
+
+/// A net with PyTorch's padding, of which the first layer is not trained.
+struct FromPyTorch;
+
+impl ModelDesc for FromPyTorch {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        FineTuned::signature()
+    }
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let conv = |n: usize| Conv2d::new(n, 3).padding(Padding::Explicit([[1, 1], [1, 1]])).relu();
+        let x = t.freeze_variables(|t| conv(4).apply(t, "backbone/0", &inputs[0]));
+        let x = conv(3).apply(t, "backbone/1", &x).global_average_pool();
+        cost(t, &x, &inputs[1])
+    }
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Momentum::new(0.05, 0.9).boxed()
+    }
+}
+
+#[test]
+fn the_weights_of_a_pytorch_file_are_fine_tuned_on_two_towers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("net.pth");
+    let values = |n: usize| (0..n).map(|i| (i as f32 * 0.9).sin() * 0.4).collect::<Vec<f32>>();
+    let storages = [72, 4, 108, 3].map(|n| Storage::f32(&values(n)));
+    let view = |storage, sizes, strides| Item::Tensor(View { storage, offset: 0, sizes, strides });
+    let state = Item::Dict(vec![
+        ("module.conv0.weight", view(0, &[4, 2, 3, 3], &[18, 9, 3, 1])),
+        ("module.conv0.bias", view(1, &[4], &[1])),
+        ("module.conv1.weight", view(2, &[3, 4, 3, 3], &[36, 9, 3, 1])),
+        ("module.conv1.bias", view(3, &[3], &[1])),
+    ]);
+    std::fs::write(&path, archive(&Item::Dict(vec![("state_dict", state)]), &storages)).unwrap();
+    let map = WeightMap::new().strip_prefix("module.").conv("conv{i}", "backbone/{i}").except(["fc/.*"]);
+    let config = TrainConfig::new(FromPyTorch, examples().batch(4))
+        .session_init(SaverRestore::new(&path).map(map))
+        .steps_per_epoch(20)
+        .max_epoch(5)
+        .no_logdir();
+    let trained = launch_train_with_config(config, SyncMultiGpuTrainer::new(2)).unwrap();
+    let cost = trained.monitors.history("cost");
+    let ((_, first), (_, last)) = (cost.first().unwrap(), cost.last().unwrap());
+    assert!(*last < 0.5 * first, "the cost went from {first} to {last}");
+    let read = |name: &str| trained.session.read(name).unwrap();
+    // [out, in, h, w] became [h, w, in, out].
+    let filter = read("backbone/0/W");
+    assert_eq!(filter.sizes(), [3, 3, 2, 4]);
+    assert_eq!(filter.as_slice::<f32>().unwrap()[1], values(72)[18]);
+    assert_eq!(read("backbone/0/b").as_slice::<f32>().unwrap(), values(4));
+    assert_ne!(read("backbone/1/b").as_slice::<f32>().unwrap(), values(3));
 }
 
 #[test]

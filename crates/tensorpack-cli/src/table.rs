@@ -1,15 +1,13 @@
 //! Aligned tables of text, and numbers in text and JSON.
 
+use std::borrow::Cow;
 use tensorpack::serde_json::{Value, json};
 
 /// Formats rows as a table: the first column to the left, all others to the right. Escapes control
 /// characters: names in the files of a run may have any.
 pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let plain = |c: char| if c.is_control() { c.escape_default().collect() } else { vec![c] };
-    let cell = |row: &[String], i: usize| {
-        row.get(i).into_iter().flat_map(|text| text.chars()).flat_map(plain).collect::<String>()
-    };
+    let cell = |row: &[String], i: usize| row.get(i).map_or_else(String::new, |text| printable(text).into());
     let width = |i: usize| rows.iter().map(|row| cell(row, i).chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let line = |row: &Vec<String>| {
@@ -20,6 +18,15 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
         format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
     };
     rows.iter().map(line).collect()
+}
+
+/// Returns a name as it can be shown on a terminal: names in files may contain control characters.
+pub(crate) fn printable(name: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| c.escape_debug().len() == 1 || "\"'\\".contains(c);
+    match name.chars().all(is_plain) {
+        true => name.into(),
+        false => name.escape_debug().to_string().into(),
+    }
 }
 
 /// Formats a value with six significant digits.

@@ -1,5 +1,6 @@
 //! `tensorpack weights`: shows, compares and converts files of tensors.
 
+use crate::table::printable;
 use clap::{Args, Subcommand};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -98,9 +99,9 @@ fn described(tensor: &HostTensor) -> String {
 }
 
 fn list(tensors: &Named, out: &mut impl Write) -> io::Result<()> {
-    let width = tensors.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let width = tensors.iter().map(|(name, _)| printable(name).chars().count()).max().unwrap_or(0);
     for (name, tensor) in tensors {
-        writeln!(out, "{name:width$}  {}", described(tensor))?;
+        writeln!(out, "{:width$}  {}", printable(name), described(tensor))?;
     }
     let elements: usize = tensors.iter().map(|(_, t)| t.len()).sum();
     let bytes: usize = tensors.iter().map(|(_, t)| t.as_bytes().len()).sum();
@@ -121,8 +122,9 @@ pub(crate) fn diff(first: &Named, second: &Named, out: &mut impl Write) -> io::R
     let mut equal = 0;
     let names: BTreeSet<&str> = a.keys().chain(b.keys()).copied().collect();
     let count = names.len();
-    for name in names {
-        match (a.get(name), b.get(name)) {
+    for key in names {
+        let name = printable(key);
+        match (a.get(key), b.get(key)) {
             (Some(t), None) => writeln!(out, "only in the first: {name} {}", described(t))?,
             (None, Some(t)) => writeln!(out, "only in the second: {name} {}", described(t))?,
             (Some(x), Some(y)) if described(x) != described(y) => {
@@ -296,6 +298,20 @@ mod tests {
             assert!(out.lines().any(|l| l == line), "{line} in\n{out}");
         }
         assert!(text(|out| diff(&a, &a, out)).1);
+        let value = |v: f32| vec![("v".to_string(), HostTensor::new([2], vec![v, 1.0]).unwrap())];
+        let (out, equal) = text(|out| diff(&value(f32::NAN), &value(2.0), out));
+        assert!(!equal && out.contains("1 of them not finite"), "{out}");
+        assert!(text(|out| diff(&value(f32::NAN), &value(f32::NAN), out)).1);
+    }
+
+    #[test]
+    fn control_characters_of_names_are_not_printed() {
+        let named = tensors(&[("a\x1b[31m\u{202e}b", &[1]), ("c\nd", &[1]), ("größe.\"x\"", &[1])]);
+        let (out, _) = text(|out| list(&named, out).map(|()| true));
+        assert!(!out.contains(['\x1b', '\u{202e}']) && out.contains("c\\nd"), "{out}");
+        assert!(out.contains("größe.\"x\""), "{out}");
+        let (out, _) = text(|out| diff(&named, &Vec::new(), out));
+        assert!(!out.contains('\x1b') && out.lines().count() == 4, "{out}");
     }
 
     /// NaN is not equal to a number, and its distance to one is not 0.

@@ -126,6 +126,7 @@ pub(super) fn conv_transpose(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         return Err(cx.unsupported("a transposed convolution with a given output size"));
     }
     let extra = match cx.node.ints("output_padding")? {
+        Some(_) if window.is_sequence => [0, pair(cx, "output_padding", axes)?[1]],
         Some(_) => pair(cx, "output_padding", axes)?,
         None => [0, 0],
     };

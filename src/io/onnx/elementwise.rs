@@ -100,7 +100,10 @@ pub(super) fn binary(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         return Err(cx.unsupported("the broadcasting of opset 6"));
     }
     let op = cx.node.op_type.as_str();
-    if let ("Pow", Some(exponent)) = (op, cx.number(1).ok().flatten()) {
+    if op == "Pow"
+        && cx.rank(1) <= cx.rank(0)
+        && let Some(exponent) = cx.number(1).ok().flatten()
+    {
         return power(cx, exponent);
     }
     let (operands, is_last) = operands(cx)?;
@@ -221,6 +224,9 @@ pub(super) fn identity(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
     let mut outputs = vec![cx.value(0)];
     if cx.node.outputs.get(1).is_some_and(|mask| !mask.is_empty()) {
         return Err(cx.unsupported("the mask of dropout"));
+    }
+    if cx.node.op_type == "Dropout" && cx.number(2)? == Some(1.0) {
+        return Err(cx.unsupported("dropout in training mode"));
     }
     outputs.truncate(cx.node.outputs.len());
     Ok(outputs)

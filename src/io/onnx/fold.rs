@@ -8,6 +8,8 @@ use tensorpack_tensor::{DType, Dim, HostTensor, Result, element_count};
 const MAX_INTS: usize = 1 << 14;
 /// The maximum number of floats that are folded. More are weights.
 const MAX_FLOATS: usize = 8;
+/// Up to here, f64 has all integers.
+const MAX_EXACT: f64 = (1u64 << 53) as f64;
 
 /// A small tensor with elements that may be unknown.
 #[derive(Clone, Debug)]
@@ -23,7 +25,11 @@ impl Small {
         match value {
             Value::Host(_, tensor) => {
                 let limit = if tensor.dtype().is_float() { MAX_FLOATS } else { MAX_INTS };
-                (tensor.len() <= limit).then(|| Small {
+                // Items are f64, which does not have all integers. The largest ones stand for the end of
+                // an axis.
+                let is_exact = |&n: &i64| n as f64 as i64 == n || n.unsigned_abs() > 1 << 62;
+                let is_exact = tensor.as_slice::<i64>().map_or(true, |values| values.iter().all(is_exact));
+                (tensor.len() <= limit && is_exact).then(|| Small {
                     dtype: tensor.dtype(),
                     sizes: tensor.sizes().to_vec(),
                     items: tensor.to_f64_vec().into_iter().map(Item::Number).collect(),
@@ -55,6 +61,22 @@ impl Small {
 
     fn with(&self, sizes: Vec<usize>, items: Vec<Item>) -> Option<Small> {
         Some(Small { dtype: self.dtype, sizes, items })
+    }
+
+    /// Returns itself, unless a result of arithmetic is out of the range of its type, or of the
+    /// integers that f64 has: such a value wraps around when the graph runs.
+    fn in_range(self) -> Option<Small> {
+        let range = match self.dtype {
+            DType::U8 => 0.0..=f64::from(u8::MAX),
+            DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
+            DType::I64 => -MAX_EXACT..=MAX_EXACT,
+            _ => return Some(self),
+        };
+        let fits = |item: &Item| match item {
+            Item::Number(n) => range.contains(n),
+            _ => true,
+        };
+        self.items.iter().all(fits).then_some(self)
     }
 
     /// Returns the integers, if all are known.
@@ -94,6 +116,7 @@ pub(super) fn fold(node: &Node, inputs: &[Value], opset: i64) -> Result<Option<V
         ("Expand", [x, sizes]) => expand(x, sizes),
         ("Where", [condition, a, b]) => choose(condition, a, b),
         ("ReduceProd" | "ReduceSum" | "ReduceMax" | "ReduceMin", [x, ..]) => reduce(node, x)?,
+        ("Mod", _) if node.flag("fmod")? => None,
         (op, [x]) => unary(op, x),
         (op, [a, b]) => binary(op, a, b),
         _ => None,
@@ -114,12 +137,15 @@ fn shape(node: &Node, x: &Value) -> Result<Small> {
 }
 
 fn cast(x: &Small, dtype: DType) -> Option<Small> {
+    if x.dtype == dtype {
+        return Some(x.clone());
+    }
     let convert = |item: &Item| match *item {
         Item::Number(n) if dtype == DType::Bool => Item::Number(f64::from(n != 0.0)),
         Item::Number(n) if !dtype.is_float() => Item::Number(n.trunc()),
         item => item,
     };
-    Some(Small { dtype, sizes: x.sizes.clone(), items: x.items.iter().map(convert).collect() })
+    Small { dtype, sizes: x.sizes.clone(), items: x.items.iter().map(convert).collect() }.in_range()
 }
 
 fn reshape(node: &Node, x: &Small, argument: Option<&Small>, opset: i64) -> Result<Option<Small>> {
@@ -158,6 +184,7 @@ fn reshape(node: &Node, x: &Small, argument: Option<&Small>, opset: i64) -> Resu
             }
             sizes
         }
+        ("Reshape", _) if node.flag("allowzero")? => return Ok(None),
         ("Reshape", Some(sizes)) if opset >= 5 || argument.is_none() => {
             let size = |(i, &n): (usize, &i64)| match n {
                 0 => x.sizes.get(i).copied(),
@@ -355,7 +382,7 @@ fn choose(condition: &Small, a: &Small, b: &Small) -> Option<Small> {
 }
 
 fn reduce(node: &Node, x: &Small) -> Result<Option<Small>> {
-    if x.sizes.len() > 1 {
+    if x.sizes.len() > 1 || node.flag("noop_with_empty_axes")? {
         return Ok(None);
     }
     let keep = node.int("keepdims", 1)? != 0 && !x.sizes.is_empty();
@@ -375,7 +402,8 @@ fn reduce(node: &Node, x: &Small) -> Result<Option<Small>> {
         .items
         .iter()
         .fold(Item::Number(start), |all, &item| arithmetic(op, all, item, x.dtype).unwrap_or(Item::Unknown));
-    Ok(x.with(if keep { vec![1] } else { Vec::new() }, vec![item]))
+    let sizes = if keep { vec![1] } else { Vec::new() };
+    Ok(x.with(sizes, vec![item]).and_then(Small::in_range))
 }
 
 fn unary(op: &str, x: &Small) -> Option<Small> {
@@ -392,7 +420,7 @@ fn unary(op: &str, x: &Small) -> Option<Small> {
         Item::Number(n) => Item::Number(f(n)),
         _ => Item::Unknown,
     };
-    x.with(x.sizes.clone(), x.items.iter().map(apply).collect())
+    x.with(x.sizes.clone(), x.items.iter().map(apply).collect())?.in_range()
 }
 
 fn binary(op: &str, a: &Small, b: &Small) -> Option<Small> {
@@ -402,7 +430,7 @@ fn binary(op: &str, a: &Small, b: &Small) -> Option<Small> {
         _ => a.dtype,
     };
     let result = broadcast([a, b], |[x, y]| arithmetic(op, x, y, a.dtype).unwrap_or(Item::Unknown))?;
-    Some(Small { dtype, ..result })
+    Small { dtype, ..result }.in_range()
 }
 
 /// Applies a function to two elements. Returns `None` if the function is not known.

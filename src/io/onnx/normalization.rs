@@ -9,6 +9,9 @@ pub(super) fn batch_norm(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
     if cx.node.flag("training_mode")? {
         return Err(cx.unsupported("batch normalization in training mode"));
     }
+    if cx.node.int("spatial", 1)? == 0 {
+        return Err(cx.unsupported("batch normalization of every position of its own"));
+    }
     let epsilon = cx.node.float("epsilon", 1e-5)?;
     let (gamma, beta) = (cx.weight(1)?, cx.weight(2)?);
     let (mean, variance) = (cx.statistic(3)?, cx.statistic(4)?);
@@ -30,7 +33,7 @@ pub(super) fn instance_norm(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
 }
 
 pub(super) fn layer_norm(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
-    if cx.node.outputs.len() > 1 {
+    if cx.node.outputs.iter().skip(1).any(|name| !name.is_empty()) {
         return Err(cx.unsupported("layer normalization that returns its statistics"));
     }
     let epsilon = cx.node.float("epsilon", 1e-5)?;
@@ -47,9 +50,12 @@ pub(super) fn layer_norm(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
 pub(super) fn group_norm(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
     let epsilon = cx.node.float("epsilon", 1e-5)?;
     let groups = usize::try_from(cx.node.int("num_groups", 1)?).unwrap_or(0);
+    if cx.rank(0) < 2 || cx.rank(1) != 1 || cx.rank(2) != 1 {
+        return Err(cx.unsupported("a tensor without channels"));
+    }
     let channels = cx.known(cx.shape(0)[1])?;
     // Opset 18 has one scale per group, opset 21 one per channel.
-    let per_channel = |x: Tensor| match x.shape()[0].known() {
+    let per_channel = |x: Tensor| match x.shape().first().and_then(|d| d.known()) {
         Some(n) if n == groups && n != channels && groups > 0 => x.repeat(channels / groups, 0),
         _ => x,
     };
@@ -65,7 +71,9 @@ pub(super) fn lp_norm(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         1 => x.abs().sum_keep(&[axis]),
         _ => x.square().sum_keep(&[axis]).sqrt(),
     };
-    one(&x / norm)
+    // Zeros stay zeros.
+    let is_zero = norm.equal(&cx.scalar(0.0, x.dtype())?);
+    one(&x / is_zero.select(&cx.scalar(1.0, x.dtype())?, &norm))
 }
 
 /// Local response normalization: the squares of a window of channels are summed.
@@ -75,6 +83,9 @@ pub(super) fn lrn(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         (node.float("alpha", 1e-4)?, node.float("beta", 0.75)?, node.float("bias", 1.0)?);
     let size = usize::try_from(node.int("size", 1)?).ok().filter(|n| (1..=256).contains(n));
     let size = size.ok_or_else(|| cx.unsupported("a window of this size"))?;
+    if cx.rank(0) < 2 {
+        return Err(cx.unsupported("a tensor without channels"));
+    }
     let x = cx.channels_last(0)?;
     let last = x.rank() - 1;
     let channels = cx.known(x.shape()[last])?;

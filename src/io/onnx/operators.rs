@@ -84,6 +84,5 @@ fn branch(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
     })?;
     let node = cx.node;
     let body = node.body(if condition != 0.0 { "then_branch" } else { "else_branch" })?;
-    cx.translator.graph(body)?;
-    body.outputs.iter().map(|output| cx.translator.value(&output.name)).collect()
+    cx.translator.body(node, body)
 }

@@ -287,8 +287,11 @@ pub(super) fn pad(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         mode => return Err(cx.unsupported(format!("the mode {mode:?}"))),
     }
     let between = vec![0; x.rank()];
-    if value == 0.0 || x.dtype() == DType::Bool {
+    if value == 0.0 {
         return one(x.pad(&low, &high, &between));
+    }
+    if x.dtype() == DType::Bool {
+        return one(x.logical_not().pad(&low, &high, &between).logical_not());
     }
     let inside = cx.scalar(1.0, x.dtype())?.broadcast_like(&x).pad(&low, &high, &between);
     let outside = cx.scalar(value, x.dtype())?;
@@ -582,7 +585,11 @@ pub(super) fn one_hot(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
     let rank = cx.rank(0) + 1;
     let axis = cx.axis_of(cx.node.int("axis", -1)?, rank)?;
     let indices = positions(cx, 0, Dim::Known(classes))?;
-    let hot = indices.one_hot(classes, DType::F32) * (on - off) + off;
+    let is_hot = indices.one_hot(classes, DType::F32).greater(&cx.scalar(0.0, DType::F32)?);
+    let hot = match values.dtype() {
+        DType::Bool => is_hot.cast(DType::F32) * (on - off) + off,
+        dtype => is_hot.select(&cx.scalar(on, dtype)?, &cx.scalar(off, dtype)?),
+    };
     let order: Vec<usize> = (0..axis).chain([rank - 1]).chain(axis..rank - 1).collect();
     one(hot.transpose(&order).cast(values.dtype()))
 }
@@ -601,6 +608,9 @@ fn blocks(cx: &NodeCx<'_, '_>) -> Result<(usize, [usize; 3])> {
 pub(super) fn depth_to_space(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
     let (b, [c, h, w]) = blocks(cx)?;
     let depth = c / (b * b);
+    if !c.is_multiple_of(b * b) {
+        return Err(Error::shape(format!("{c} channels are not a multiple of {}", b * b)));
+    }
     let [b, depth, h, w] = [b, depth, h, w].map(|n| n as isize);
     let x = cx.tensor(0)?;
     let y = match cx.node.text("mode", "DCR")? {
@@ -612,6 +622,9 @@ pub(super) fn depth_to_space(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
 
 pub(super) fn space_to_depth(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
     let (b, [c, h, w]) = blocks(cx)?;
+    if !(h.is_multiple_of(b) && w.is_multiple_of(b)) {
+        return Err(Error::shape(format!("an image of {h}x{w} cannot be divided into blocks of {b}x{b}")));
+    }
     let [b, c, h, w] = [b, c, h / b, w / b].map(|n| n as isize);
     let y = cx.tensor(0)?.reshape(&[-1, c, h, b, w, b]).transpose(&[0, 3, 5, 1, 2, 4]);
     one(y.reshape(&[-1, c * b * b, h, w]))

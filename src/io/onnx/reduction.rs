@@ -5,19 +5,19 @@ use super::value::Value;
 use crate::ops::CumsumOptions;
 use tensorpack_tensor::{DType, Result};
 
-/// Returns the axes of a reduction, an attribute in old versions and an input in new ones; `None` if
-/// nothing is reduced.
-fn axes(cx: &NodeCx<'_, '_>) -> Result<Option<Vec<usize>>> {
+/// Returns the axes of a reduction, an attribute in old versions and an input in new ones. Without any,
+/// each element is reduced by itself.
+fn axes(cx: &NodeCx<'_, '_>) -> Result<Vec<usize>> {
     let given = cx.ints_or("axes", 1)?.filter(|axes| !axes.is_empty());
     match given {
-        Some(axes) => axes.into_iter().map(|axis| cx.axis(axis)).collect::<Result<Vec<usize>>>().map(Some),
-        None if cx.node.flag("noop_with_empty_axes")? => Ok(None),
-        None => Ok(Some((0..cx.rank(0)).collect())),
+        Some(axes) => axes.into_iter().map(|axis| cx.axis(axis)).collect(),
+        None if cx.node.flag("noop_with_empty_axes")? => Ok(Vec::new()),
+        None => Ok((0..cx.rank(0)).collect()),
     }
 }
 
 pub(super) fn reduce(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
-    let Some(mut axes) = axes(cx)? else { return Ok(vec![cx.value(0)]) };
+    let mut axes = axes(cx)?;
     axes.sort_unstable();
     axes.dedup();
     let keep = cx.node.int("keepdims", 1)? != 0;
@@ -38,7 +38,12 @@ pub(super) fn reduce(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
     };
     let over: Vec<isize> = axes.iter().map(|&a| a as isize).collect();
     let y = if over.is_empty() {
-        x
+        match cx.node.op_type.as_str() {
+            "ReduceL1" | "ReduceL2" => x.abs(),
+            "ReduceSumSquare" => x.square(),
+            "ReduceLogSum" => x.log(),
+            _ => x,
+        }
     } else {
         match cx.node.op_type.as_str() {
             "ReduceSum" => x.sum_keep(&over),

@@ -3,7 +3,7 @@
 use super::node_cx::{NodeCx, one};
 use super::value::{Item, Value};
 use crate::graph::Tensor;
-use tensorpack_tensor::{DType, Dim, Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Dim, Error, ErrorKind, HostTensor, Result};
 
 /// How positions in the output correspond to those in the input.
 #[derive(Clone, Copy)]
@@ -16,15 +16,17 @@ enum Coordinates {
 
 impl Coordinates {
     /// Returns the position in an input of size `from` of element `i` of an output of size `to`.
-    fn position(self, i: usize, from: usize, to: usize, scale: f64) -> f64 {
-        let x = i as f64;
-        match self {
+    /// Rounded as in f32: which of two elements is the nearest may depend on it.
+    fn position(self, i: usize, from: usize, to: usize, scale: f32) -> f64 {
+        let x = i as f32;
+        let position = match self {
             Coordinates::PytorchHalfPixel if to <= 1 => 0.0,
             Coordinates::HalfPixel | Coordinates::PytorchHalfPixel => (x + 0.5) / scale - 0.5,
             Coordinates::Asymmetric => x / scale,
             Coordinates::AlignCorners if to <= 1 => 0.0,
-            Coordinates::AlignCorners => x * (from as f64 - 1.0) / (to as f64 - 1.0),
-        }
+            Coordinates::AlignCorners => x * (from as f32 - 1.0) / (to as f32 - 1.0),
+        };
+        f64::from(position)
     }
 }
 
@@ -64,6 +66,9 @@ pub(super) fn resize(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
         None => (0..shape.rank()).collect(),
     };
     let targets = targets(cx, is_upsample, &axes)?;
+    if is_linear && !cx.dtype(0).is_float() {
+        return Err(cx.unsupported(format!("linear interpolation of {}", cx.dtype(0))));
+    }
     let is_last = cx.is_channels_last(0);
     let mut x = if is_last { cx.channels_last(0)? } else { cx.tensor(0)? };
     for (&axis, target) in axes.iter().zip(targets) {
@@ -80,16 +85,18 @@ pub(super) fn resize(cx: &mut NodeCx<'_, '_>) -> Result<Vec<Value>> {
 /// The new size of an axis: a factor, or a size.
 #[derive(Clone, Copy, Debug)]
 enum Target {
-    Scale(f64),
+    Scale(f32),
     Size(Item),
 }
 
 /// Returns the factor or the size of each axis.
 fn targets(cx: &NodeCx<'_, '_>, is_upsample: bool, axes: &[usize]) -> Result<Vec<Target>> {
     let scales_at = if is_upsample { 1 } else { 2 };
-    let scales: Vec<f64> = match cx.node.floats("scales")? {
-        Some(scales) => scales.iter().map(|&s| f64::from(s)).collect(),
-        None if cx.has(scales_at) => cx.host(scales_at)?.to_f64_vec(),
+    let scales: Vec<f32> = match cx.node.floats("scales")? {
+        Some(scales) => scales.to_vec(),
+        None if cx.has(scales_at) => {
+            cx.host(scales_at)?.to_f64_vec().into_iter().map(|scale| scale as f32).collect()
+        }
         None => Vec::new(),
     };
     let targets: Vec<Target> = match scales.is_empty() && cx.has(3) {
@@ -129,8 +136,9 @@ fn resize_axis(
         _ => return Err(super::translator::unknown_size()),
     };
     let (to, scale) = match target {
-        Target::Scale(scale) => ((from as f64 * scale).floor(), scale),
-        Target::Size(Item::Number(n)) => (n, n / from as f64),
+        // The product of 10 and 0.7 is 7 in f32, and less in f64.
+        Target::Scale(scale) => (f64::from((from as f32 * scale).floor()), scale),
+        Target::Size(Item::Number(n)) => (n, n as f32 / from as f32),
         Target::Size(_) => return Err(super::translator::unknown_size()),
     };
     if !(1.0..=MAX_SIZE as f64).contains(&to) || from == 0 {
@@ -152,7 +160,6 @@ fn resize_axis(
     let mut sizes = vec![1; x.rank()];
     sizes[axis] = to;
     let weights: Vec<f64> = positions.iter().map(|p| p - p.floor()).collect();
-    let dtype = if x.dtype().is_float() { x.dtype() } else { DType::F32 };
-    let weights = cx.graph().constant(HostTensor::from_f64(dtype, sizes, &weights)?);
+    let weights = cx.graph().constant(HostTensor::from_f64(x.dtype(), sizes, &weights)?);
     Ok(&low + (high - &low) * weights)
 }

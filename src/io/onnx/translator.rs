@@ -6,7 +6,7 @@ use super::{fold, operators, valid_name};
 use crate::graph::Tensor;
 use crate::onnx::{Node, OnnxGraph, permuted};
 use crate::tower::TowerContext;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use tensorpack_tensor::{DType, Dim, Error, ErrorKind, HostTensor, Result};
 
@@ -17,6 +17,8 @@ pub(super) struct Translator<'a> {
     pub(super) opset: i64,
     variable: &'a dyn Fn(&str, HostTensor, bool) -> Tensor,
     values: HashMap<String, Value>,
+    /// What the names of weights begin with: that of the control-flow node around the current graph.
+    scope: String,
     /// The variables by the name of the weight, each with the order of dims in which it is stored.
     variables: HashMap<Rc<str>, (Tensor, Vec<usize>)>,
     /// The names that variables have.
@@ -34,7 +36,8 @@ impl<'a> Translator<'a> {
         variable: &'a dyn Fn(&str, HostTensor, bool) -> Tensor,
     ) -> Translator<'a> {
         let (values, variables, sizes) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Translator { t, opset, variable, values, variables, taken: Vec::new(), sizes, unrolled: 0 }
+        let (scope, taken) = (String::new(), Vec::new());
+        Translator { t, opset, variable, values, scope, variables, taken, sizes, unrolled: 0 }
     }
 
     /// Defines a value by name.
@@ -59,11 +62,31 @@ impl<'a> Translator<'a> {
         }
     }
 
-    /// Translates the initializers and nodes of a graph, or of the body of a control-flow node, which
-    /// sees the values around it.
+    /// Translates the body of a control-flow node, which sees the values around it, and returns its
+    /// outputs. Its own names end with it: other bodies may have the same ones.
+    pub(super) fn body(&mut self, node: &Node, body: &OnnxGraph) -> Result<Vec<Value>> {
+        let inner = format!("{}{}/", self.scope, node.outputs.first().map_or("", String::as_str));
+        let (values, scope) = (self.values.clone(), std::mem::replace(&mut self.scope, inner));
+        self.graph(body)?;
+        let outputs = body.outputs.iter().map(|output| self.value(&output.name)).collect();
+        (self.values, self.scope) = (values, scope);
+        outputs
+    }
+
+    /// Translates the initializers and nodes of a graph.
     pub(super) fn graph(&mut self, graph: &OnnxGraph) -> Result<()> {
+        let weights: HashSet<&str> = graph.initializers.iter().map(|(name, _)| name.as_str()).collect();
+        // Files of old versions list weights among the inputs.
+        let inputs = graph.inputs.iter().map(|input| input.name.as_str());
+        let mut defined: HashSet<&str> = inputs.filter(|name| !weights.contains(name)).collect();
+        let results = graph.nodes.iter().flat_map(|node| &node.outputs).filter(|name| !name.is_empty());
+        for name in graph.initializers.iter().map(|(name, _)| name).chain(results) {
+            if !defined.insert(name) {
+                return Err(Error::new(ErrorKind::Io, format!("{name:?} is defined twice")));
+            }
+        }
         for (name, tensor) in &graph.initializers {
-            self.define(name, Value::Host(name.as_str().into(), tensor.clone()));
+            self.define(name, self.host(name, tensor.clone()));
         }
         for node in &graph.nodes {
             let described = || match node.name.as_str() {
@@ -90,12 +113,17 @@ impl<'a> Translator<'a> {
         for (name, value) in node.outputs.iter().zip(outputs).filter(|(name, _)| !name.is_empty()) {
             // A constant is a weight of its own, with the name of the node's output.
             let value = match value {
-                Value::Host(_, tensor) => Value::Host(name.as_str().into(), tensor),
+                Value::Host(_, tensor) => self.host(name, tensor),
                 value => value,
             };
             self.define(name, value);
         }
         Ok(())
+    }
+
+    /// Returns a weight or constant of the current graph.
+    fn host(&self, name: &str, tensor: HostTensor) -> Value {
+        Value::Host(format!("{}{name}", self.scope).into(), tensor)
     }
 
     /// Returns a graph output.

@@ -153,6 +153,10 @@ fn wanted_outputs(
             Some(_) => flag(&output.parameters, "binary_data"),
             None => all_binary,
         };
+        // A short request must not ask for a long response by repeating a name.
+        if wanted.iter().any(|output: &WantedOutput| output.index == index) {
+            return Err(RequestError::bad(format!("output {:?} is asked for twice", output.name)));
+        }
         wanted.push(WantedOutput { index, binary });
     }
     Ok(wanted)

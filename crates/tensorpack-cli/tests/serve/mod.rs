@@ -170,7 +170,9 @@ fn malformed_requests_are_errors_that_say_what_is_wrong() {
     rows["inputs"][1] = json!({"name": "n", "datatype": "INT64", "shape": [2], "data": [1, 2]});
     let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
     let huge = 1u64 << 62;
-    let cases: [(String, &[&str]); 15] = [
+    let mut same_output = request(1, 1);
+    same_output["outputs"] = json!([{"name": "next"}, {"name": "next"}]);
+    let cases: [(String, &[&str]); 16] = [
         ("{\"inputs\": [".into(), &["not valid"]),
         ("[]".into(), &["not valid"]),
         ("{}".into(), &["inputs"]),
@@ -186,6 +188,7 @@ fn malformed_requests_are_errors_that_say_what_is_wrong() {
         (with("data", Value::Null).to_string(), &["\"x\"", "neither"]),
         (twice.to_string(), &["\"x\"", "twice"]),
         (unknown_output.to_string(), &["tripled", "doubled, next"]),
+        (same_output.to_string(), &["\"next\"", "twice"]),
     ];
     for (body, words) in cases {
         let message = client.post(INFER, "", body.as_bytes()).unwrap().error(400);
