@@ -4,6 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tensorpack::callback::TrainCx;
 use tensorpack::dataflow::FromFn;
 use tensorpack::optim::Optimizer;
@@ -114,6 +115,16 @@ fn checkpoints_take_one_copy_of_the_variables() {
     assert!((0.9..1.3).contains(&copies(true)), "{}", copies(true));
 }
 
+/// Waits until nothing has been allocated for a while: a small step may end before all threads of the team
+/// have started, and a thread that starts allocates.
+fn wait_for_threads() {
+    let mut before = usize::MAX;
+    while before != ALLOCATIONS.load(Ordering::SeqCst) {
+        before = ALLOCATIONS.load(Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
 #[test]
 fn steps_after_the_second_allocate_nothing_and_the_first_ones_what_was_planned() {
     let _turn = TURN.lock();
@@ -134,6 +145,7 @@ fn steps_after_the_second_allocate_nothing_and_the_first_ones_what_was_planned()
             session.run_prepared(&step, &[("image", image), ("label", label)], &mut outputs).unwrap();
         };
         (0..2).for_each(&mut run);
+        wait_for_threads();
         // The plan itself, the threads and the tables of the session take a few hundred kilobytes.
         let measured = ALLOCATED.load(Ordering::SeqCst) - free;
         let more = measured.checked_sub(planned);
