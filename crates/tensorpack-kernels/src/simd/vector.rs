@@ -138,14 +138,8 @@ impl Simd for __m256 {
     }
     #[inline(always)]
     unsafe fn store_first(self, p: *mut f32, n: usize) {
-        // Masked stores of this instruction set take many cycles on AMD's CPUs.
         // SAFETY: the caller has the instructions and a pointer valid for the lanes in the mask.
-        unsafe {
-            match n {
-                8.. => self.store(p),
-                _ => _mm256_maskstore_ps(p, first_lanes(n), self),
-            }
-        }
+        unsafe { _mm256_maskstore_ps(p, first_lanes(n), self) }
     }
     #[inline(always)]
     unsafe fn fma(self, a: Self, b: Self) -> Self {
