@@ -5,7 +5,7 @@
 //! `examples/contract_speed.rs`.
 //!
 //! - Winograd F(2x2, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 48 tiles. Outputs
-//!   and input gradients need 24 to 512 channels on both sides; filter gradients need at least 24
+//!   and input gradients need 17 to 512 channels on both sides; filter gradients need at least 17
 //!   channels on both sides and at most 9216 pairs of channels.
 //! - Winograd F(2x2, 2x2) for 4x4 filters with stride 2, dilation 1, and at least 48 tiles. Outputs
 //!   and input gradients need 32 to 512 channels on one side and 64 to 512 on the other; filter
@@ -23,7 +23,7 @@ use super::winograd_transform::TILE;
 
 /// With fewer channels on either side, the transforms cost more than the saved products; the second
 /// is for 4x4 filters with stride 2.
-const MIN_CHANNELS: usize = 24;
+const MIN_CHANNELS: usize = 17;
 const MIN_CHANNELS_STRIDE2: usize = 32;
 /// With fewer tiles, transforming the filter costs more than the saved products.
 const MIN_TILES: usize = 48;

@@ -213,6 +213,14 @@ enum Planned {
 }
 
 impl Planned {
+    /// Returns the number of chunks of the first phase, which packs the filter.
+    fn pack_chunks(&self, out_channels: usize) -> usize {
+        match self {
+            Planned::Winograd(winograd) => winograd.panels(),
+            Planned::Direct(..) | Planned::WinogradStride2(_) => out_channels.div_ceil(PACK_COLS),
+        }
+    }
+
     fn chunks(&self) -> usize {
         match self {
             Planned::Direct(_, blocking) => blocking.chunks(),
@@ -351,7 +359,7 @@ macro_rules! impl_contract {
                 let sums = self.sums();
                 match phase {
                     _ if self.0.$out() == 0 => 0,
-                    0 => sums.out_channels().div_ceil(PACK_COLS),
+                    0 => sums.planned().pack_chunks(sums.out_channels()),
                     _ => sums.planned().chunks(),
                 }
             }

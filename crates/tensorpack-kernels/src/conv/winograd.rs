@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::Block;
-use crate::conv::correlation::{Correlation, PACK_COLS};
+use crate::conv::correlation::Correlation;
 use crate::conv::winograd_transform::{PLANES, TILE, WinogradTiles, plane};
 use crate::partition;
 
@@ -21,6 +21,9 @@ const MANY_TOGETHER: usize = 64;
 const NEAR_BYTES: usize = 512 << 10;
 /// Enough chunks for all threads.
 const ENOUGH_CHUNKS: usize = 16;
+/// Elements of the widest vector, and the most of them in a panel of the filter.
+const LANES: usize = 16;
+const MAX_VECTORS: usize = 4;
 
 /// A convolution, or its input gradient, divided into tiles and chunks.
 #[derive(Clone, Copy, Debug)]
@@ -52,10 +55,22 @@ impl Winograd {
         Block { rows: pixel(rows.start)..pixel(rows.end), cols: 0..work.out_channels() }
     }
 
+    /// Returns the columns of every panel of the filter but the last: all panels have about the same
+    /// number of vectors, because one with a single vector takes as long as one with two.
+    fn panel_cols(&self) -> usize {
+        let vectors = self.tiles.work.out_channels().div_ceil(LANES);
+        vectors.div_ceil(vectors.div_ceil(MAX_VECTORS)) * LANES
+    }
+
+    /// Returns the number of panels of the filter, which are transformed independently.
+    pub(crate) fn panels(&self) -> usize {
+        self.tiles.work.out_channels().div_ceil(self.panel_cols())
+    }
+
     /// Returns the number of elements of the transformed filter.
     pub(crate) fn shared_len(&self) -> usize {
         let work = &self.tiles.work;
-        PLANES * work.in_channels() * work.out_channels().next_multiple_of(PACK_COLS)
+        PLANES * work.in_channels() * work.out_channels().next_multiple_of(LANES)
     }
 
     fn tiles_at_once(&self) -> usize {
@@ -66,8 +81,8 @@ impl Winograd {
     /// chunk's transformed tiles and their products; or the taps of some columns of the filter.
     pub(crate) fn scratch_len(&self) -> usize {
         let (at_once, inputs) = (self.tiles_at_once(), self.tiles.work.in_channels());
-        let tiles = plane(at_once, inputs) + plane(at_once, PACK_COLS);
-        (9 * inputs * PACK_COLS).max(inputs.next_multiple_of(16) + PLANES * tiles)
+        let tiles = plane(at_once, inputs) + plane(at_once, self.panel_cols());
+        (9 * inputs * self.panel_cols()).max(inputs.next_multiple_of(16) + PLANES * tiles)
     }
 }
 
@@ -81,26 +96,25 @@ mod fast {
     use crate::gemm::pack;
 
     impl Winograd {
-        /// Transforms one group of columns of the filter: panel after panel, in each plane after
-        /// plane.
+        /// Transforms one panel of the filter, plane after plane; in parts, if it is wider than a tile.
         ///
         /// # Safety
         /// The filter `w` is valid, `shared` and `scratch` have the required sizes, the CPU
         /// supports the instructions of `V`.
         pub(crate) unsafe fn pack<V: ConvKernels>(
             &self,
-            group: usize,
+            panel: usize,
             w: *const f32,
             shared: *mut f32,
             scratch: &mut [u8],
         ) {
             let work = &self.tiles.work;
             let (inputs, outputs) = (work.in_channels(), work.out_channels());
-            let cols = group * PACK_COLS..((group + 1) * PACK_COLS).min(outputs);
+            let cols = panel * self.panel_cols()..((panel + 1) * self.panel_cols()).min(outputs);
             let (y, x) = (work.axis(0, 0), work.axis(1, 0));
             let taps = scratch.as_mut_ptr().cast::<f32>();
-            for col in cols.clone().step_by(2 * V::LANES) {
-                let here = (cols.end - col).min(2 * V::LANES);
+            for col in cols.clone().step_by(V::MAX_COLS) {
+                let here = (cols.end - col).min(V::MAX_COLS);
                 let width = pack::width(here, V::LANES);
                 // SAFETY: one tap of the filter after another, and its part of the scratch memory.
                 unsafe {
@@ -152,8 +166,8 @@ mod fast {
                     unsafe { (V::TRANSFORMS.input)(&pixels, inputs, images.add(tile * inputs), image_plane) }
                 }
                 let products = images.wrapping_add(PLANES * image_plane);
-                for col in (0..outputs).step_by(2 * V::LANES) {
-                    let cols = (outputs - col).min(2 * V::LANES);
+                for col in (0..outputs).step_by(self.panel_cols().min(V::MAX_COLS)) {
+                    let cols = (outputs - col).min(self.panel_cols().min(V::MAX_COLS));
                     let panel_width = pack::width(cols, V::LANES);
                     let product_plane = plane(tiles, panel_width);
                     let filter = mem.shared.cast::<f32>().wrapping_add(col * PLANES * inputs);

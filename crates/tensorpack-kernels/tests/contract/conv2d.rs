@@ -83,7 +83,7 @@ pub(crate) fn convolution() -> impl Strategy<Value = Conv2d> {
 /// just too small for it.
 fn winograd_sizes() -> impl Strategy<Value = Conv2d> {
     let size = || 5usize..14;
-    (2usize..9, 20usize..70, 20usize..70, size(), size(), 0usize..3, 0usize..4, any::<bool>()).prop_map(
+    (2usize..9, 15usize..70, 15usize..70, size(), size(), 0usize..3, 0usize..4, any::<bool>()).prop_map(
         |(batch, in_channels, out_channels, height, width, low, high, exact)| Conv2d {
             batch,
             in_size: [height, width],
