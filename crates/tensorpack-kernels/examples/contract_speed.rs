@@ -90,43 +90,51 @@ struct Sizes {
 
 /// Reads the sizes of a contraction.
 macro_rules! sizes {
-    ($work:expr, $shared:expr) => {
+    ($work:expr, $shared:expr, $scratch:expr) => {
         Sizes {
             out: $work.out_matrix(),
             lhs: $work.lhs_len(),
             rhs: $work.rhs_len(),
             chunks: (0..$work.phases()).map(|phase| $work.chunks(phase)).collect(),
             shared: $shared,
-            scratch: $work.scratch_bytes(),
+            scratch: $scratch,
             flops: $work.flops(),
         }
     };
 }
 
 fn gflops_f32(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
-    gflops(team, &sizes!(work, work.shared_bytes(DType::F32)), &|phase, chunk, mem, scratch| {
-        // SAFETY: the buffers have the sizes that the contraction needs, and `Team::run` waits
-        // between phases.
-        unsafe { work.run_f32(isa, phase, chunk, mem, scratch, &mut |_| ()) }
-    })
+    gflops(
+        team,
+        &sizes!(work, work.shared_bytes(DType::F32), work.scratch_bytes(DType::F32)),
+        &|phase, chunk, mem, scratch| {
+            // SAFETY: the buffers have the sizes that the contraction needs, and `Team::run` waits
+            // between phases.
+            unsafe { work.run_f32(isa, phase, chunk, mem, scratch, &mut |_| ()) }
+        },
+    )
 }
 
 fn gflops_f64(team: &mut Team, isa: Isa, work: &dyn Contract) -> f64 {
-    gflops(team, &sizes!(work, work.shared_bytes(DType::F64)), &|phase, chunk, mem, scratch| {
-        // SAFETY: as above.
-        unsafe { work.run_f64(isa, phase, chunk, mem, scratch, &mut |_| ()) }
-    })
+    gflops(
+        team,
+        &sizes!(work, work.shared_bytes(DType::F64), work.scratch_bytes(DType::F64)),
+        &|phase, chunk, mem, scratch| {
+            // SAFETY: as above.
+            unsafe { work.run_f64(isa, phase, chunk, mem, scratch, &mut |_| ()) }
+        },
+    )
 }
 
 fn gflops_bf16(team: &mut Team, isa: Bf16Isa, work: &Bf16Contract) -> f64 {
-    gflops(team, &sizes!(work, work.shared_bytes()), &|phase, chunk, mem, scratch| {
+    gflops(team, &sizes!(work, work.shared_bytes(), work.scratch_bytes()), &|phase, chunk, mem, scratch| {
         // SAFETY: as above.
         unsafe { work.run(isa, phase, chunk, mem, scratch, &mut |_| ()) }
     })
 }
 
 fn gflops_int8(team: &mut Team, work: &Int8Contract) -> f64 {
-    gflops(team, &sizes!(work, work.shared_bytes()), &|phase, chunk, mem, scratch| {
+    gflops(team, &sizes!(work, work.shared_bytes(), work.scratch_bytes()), &|phase, chunk, mem, scratch| {
         // SAFETY: as above.
         unsafe { work.run(Isa::detect(), phase, chunk, mem, scratch, &mut |_| ()) }
     })
@@ -174,14 +182,27 @@ fn int8_shapes() -> Vec<(String, Int8Contract)> {
     matmuls.into_iter().map(matmul).chain(convs.into_iter().map(conv)).collect()
 }
 
-/// A contraction in f32 and f64, and in bf16.
-type Shape = (String, Box<dyn Contract>, Bf16Contract);
+/// A contraction in f32, in f64 and in bf16.
+struct Shape {
+    name: String,
+    f32: Box<dyn Contract>,
+    f64: Box<dyn Contract>,
+    bf16: Bf16Contract,
+}
 
 fn shape<C: Contract + Copy + 'static>(name: String, work: C) -> Shape
 where
     Bf16Contract: From<C>,
 {
-    (name, Box::new(work), work.into())
+    Shape { name, f32: Box::new(work), f64: Box::new(work), bf16: work.into() }
+}
+
+/// In f64, convolutions are direct.
+fn conv_shape<C: Contract + Copy + 'static>(name: String, c: Conv2d, kind: impl Fn(Conv2d) -> C) -> Shape
+where
+    Bf16Contract: From<C>,
+{
+    Shape { f64: Box::new(kind(Conv2d { exact: true, ..c })), ..shape(name, kind(c)) }
 }
 
 fn shapes(threads: usize) -> Vec<Shape> {
@@ -235,9 +256,9 @@ fn shapes(threads: usize) -> Vec<Shape> {
     ] {
         let c = conv(size, kernel, stride, [from, to]);
         let name = format!("{kernel}x{kernel}/{stride} {size}x{size} {from}->{to}");
-        all.push(shape(format!("conv {name}"), Conv2dForward(c)));
-        all.push(shape(format!("conv input grad {name}"), Conv2dInputGrad(c)));
-        all.push(shape(format!("conv filter grad {name}"), Conv2dFilterGrad(c)));
+        all.push(conv_shape(format!("conv {name}"), c, Conv2dForward));
+        all.push(conv_shape(format!("conv input grad {name}"), c, Conv2dInputGrad));
+        all.push(conv_shape(format!("conv filter grad {name}"), c, Conv2dFilterGrad));
     }
     all
 }
@@ -256,16 +277,16 @@ fn main() {
         Isa::available().filter(|&isa| isa != Isa::Plain && ["", isa.to_string().as_str()].contains(&with))
     {
         println!("{isa}, {team:?}: peak {:.0} GFLOP/s", Roofline::measure(&mut team, isa).gflops);
-        for (name, work, _) in shapes(team.len()).iter().filter(|s| s.0.contains(only)) {
-            let speed = gflops_f32(&mut team, isa, &**work);
-            report(name, speed, Roofline::measure(&mut team, isa).gflops);
+        for shape in shapes(team.len()).iter().filter(|s| s.name.contains(only)) {
+            let speed = gflops_f32(&mut team, isa, &*shape.f32);
+            report(&shape.name, speed, Roofline::measure(&mut team, isa).gflops);
         }
     }
     for isa in Bf16Isa::available().filter(|isa| ["", isa.to_string().as_str()].contains(&with)) {
         println!("{isa}, {team:?}: share of the f32 peak");
-        for (name, _, work) in shapes(team.len()).iter().filter(|s| s.0.contains(only)) {
-            let speed = gflops_bf16(&mut team, isa, work);
-            report(name, speed, Roofline::measure(&mut team, Isa::Avx512).gflops);
+        for shape in shapes(team.len()).iter().filter(|s| s.name.contains(only)) {
+            let speed = gflops_bf16(&mut team, isa, &shape.bf16);
+            report(&shape.name, speed, Roofline::measure(&mut team, Isa::Avx512).gflops);
         }
     }
     if ["", "int8"].contains(&with) {
@@ -277,9 +298,9 @@ fn main() {
     }
     if ["", "f64"].contains(&with) {
         println!("f64, {team:?}: share of the f32 peak");
-        for (name, work, _) in shapes(team.len()).iter().filter(|s| s.0.contains(only)) {
-            let speed = gflops_f64(&mut team, Isa::detect(), &**work);
-            report(name, speed, Roofline::measure(&mut team, Isa::detect()).gflops);
+        for shape in shapes(team.len()).iter().filter(|s| s.name.contains(only)) {
+            let speed = gflops_f64(&mut team, Isa::detect(), &*shape.f64);
+            report(&shape.name, speed, Roofline::measure(&mut team, Isa::detect()).gflops);
         }
     }
 }

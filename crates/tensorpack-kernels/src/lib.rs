@@ -48,7 +48,7 @@
 //! let rhs = [1.0f32, 0.0, 0.0, 1.0, 1.0, 1.0]; // 3 x 2
 //! let mut out = [0.0f32; 4];
 //! let mut shared = vec![Line([0; 64]); matmul.shared_bytes(DType::F32).div_ceil(64)];
-//! let mut scratch = vec![Line([0; 64]); matmul.scratch_bytes().div_ceil(64)];
+//! let mut scratch = vec![Line([0; 64]); matmul.scratch_bytes(DType::F32).div_ceil(64)];
 //! let operands = Operands {
 //!     lhs: lhs.as_ptr(),
 //!     rhs: rhs.as_ptr(),

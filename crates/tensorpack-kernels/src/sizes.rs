@@ -183,7 +183,7 @@ mod tests {
         // Unusual but valid: every tap but the first reads padding.
         let sizes = conv(2, 1 << 10, 0);
         assert!(Conv2dForward(sizes).check().is_ok());
-        assert!(Conv2dForward(sizes).scratch_bytes() >= 4 << 20);
+        assert!(Conv2dForward(sizes).scratch_bytes(tensorpack_tensor::DType::F32) >= 4 << 20);
     }
 
     #[test]

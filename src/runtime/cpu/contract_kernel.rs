@@ -79,7 +79,12 @@ impl ContractKernel {
     }
 
     pub(super) fn scratch_bytes(&self) -> usize {
-        either!(self, kernel => kernel.scratch_bytes())
+        match self {
+            ContractKernel::F32(kernel) => kernel.scratch_bytes(DType::F32),
+            ContractKernel::F64(kernel) => kernel.scratch_bytes(DType::F64),
+            ContractKernel::Bf16 { kernel, .. } => kernel.scratch_bytes(),
+            ContractKernel::Int8(kernel) => kernel.scratch_bytes(),
+        }
     }
 
     /// Returns whether the kernel itself can add a bias to the sums, as the last operation.

@@ -52,7 +52,8 @@ pub(super) fn contraction(
         dilation: c.dilation,
         pad_low: c.pad_low,
         out_size: c.out_size,
-        exact: attributes.exact,
+        // Only f32 has Winograd kernels.
+        exact: attributes.exact || dtype == DType::F64,
     };
     if dtype == DType::U8 {
         return Ok(ContractKernel::Int8(match kind {

@@ -150,7 +150,7 @@ impl Bf16Contract {
 
     /// Returns the bytes of scratch memory each thread needs. Its initial contents are ignored.
     pub fn scratch_bytes(&self) -> usize {
-        self.pairs.scratch_bytes()
+        self.pairs.scratch_bytes(DType::F32)
     }
 
     /// Returns whether this contraction supports [`Operands::bias`].

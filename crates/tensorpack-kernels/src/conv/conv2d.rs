@@ -9,6 +9,10 @@
 
 use crate::conv::choose::Algorithm;
 use crate::conv::correlation::{Blocking, Correlation, PACK_COLS};
+#[cfg(target_arch = "x86_64")]
+use crate::conv::direct;
+#[cfg(target_arch = "x86_64")]
+use crate::conv::kernel_table::WinogradKernels;
 use crate::conv::winograd::Winograd;
 use crate::conv::winograd_stride2::WinogradStride2;
 #[cfg(target_arch = "x86_64")]
@@ -17,6 +21,8 @@ use crate::gemm::contract::{Contract, FilterPacking, Float, Operands, PackedForm
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Pairs512;
 use crate::{Bf16Isa, Block, Isa};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256d, __m512d};
 use tensorpack_tensor::{DType, Result};
 
 /// The sizes of a convolution; pairs are (height, width). Elements beyond the edges of the input
@@ -258,7 +264,7 @@ impl Planned {
     /// # Safety
     /// Same as [`Contract::run_f32`], on a CPU that supports the instructions of `V`.
     #[cfg(target_arch = "x86_64")]
-    unsafe fn run_fast<V: crate::conv::kernel_table::ConvKernels>(
+    unsafe fn run_fast<V: WinogradKernels>(
         &self,
         phase: usize,
         chunk: usize,
@@ -266,13 +272,11 @@ impl Planned {
         scratch: &mut [u8],
         finish: &mut dyn FnMut(Block),
     ) {
-        use crate::conv::direct;
         // SAFETY: guaranteed by the caller.
         unsafe {
             match (self, phase) {
-                (Planned::Direct(sums, _), 0) => direct::pack::<V>(sums, chunk, mem.rhs, mem.shared.cast()),
                 (Planned::Direct(sums, blocking), _) => {
-                    direct::run::<V>(sums, blocking, chunk, mem, scratch, finish)
+                    direct::run_phase::<V>(sums, blocking, phase, chunk, mem, scratch, finish)
                 }
                 (Planned::Winograd(winograd), 0) => {
                     winograd.pack::<V>(chunk, mem.rhs, mem.shared.cast(), scratch)
@@ -364,12 +368,12 @@ macro_rules! impl_contract {
                 }
             }
 
-            fn shared_bytes(&self, _: DType) -> usize {
-                self.sums().planned().shared_len() * size_of::<f32>()
+            fn shared_bytes(&self, dtype: DType) -> usize {
+                self.sums().planned().shared_len() * dtype.size()
             }
 
-            fn scratch_bytes(&self) -> usize {
-                self.sums().planned().scratch_len() * size_of::<f32>()
+            fn scratch_bytes(&self, dtype: DType) -> usize {
+                self.sums().planned().scratch_len() * dtype.size()
             }
 
             fn takes_bias(&self) -> bool {
@@ -404,7 +408,7 @@ macro_rules! impl_contract {
                 finish: &mut dyn FnMut(Block),
             ) {
                 let sums = self.sums();
-                debug_assert!(scratch.len() >= self.scratch_bytes());
+                debug_assert!(scratch.len() >= self.scratch_bytes(DType::F32));
                 // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
                 unsafe {
                     match isa {
@@ -423,15 +427,28 @@ macro_rules! impl_contract {
 
             unsafe fn run_f64(
                 &self,
-                _isa: Isa,
+                isa: Isa,
                 phase: usize,
                 chunk: usize,
                 mem: Operands<f64>,
-                _scratch: &mut [u8],
+                scratch: &mut [u8],
                 finish: &mut dyn FnMut(Block),
             ) {
-                // SAFETY: guaranteed by the caller.
-                unsafe { self.sums().run_plain(phase, chunk, mem, finish) }
+                debug_assert!(scratch.len() >= self.scratch_bytes(DType::F64));
+                // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
+                unsafe {
+                    match (isa, self.sums().planned()) {
+                        #[cfg(target_arch = "x86_64")]
+                        (Isa::Avx512, Planned::Direct(sums, blocking)) => {
+                            direct::run_phase::<__m512d>(&sums, &blocking, phase, chunk, mem, scratch, finish)
+                        }
+                        #[cfg(target_arch = "x86_64")]
+                        (Isa::Avx2, Planned::Direct(sums, blocking)) => {
+                            direct::run_phase::<__m256d>(&sums, &blocking, phase, chunk, mem, scratch, finish)
+                        }
+                        _ => self.sums().run_plain(phase, chunk, mem, finish),
+                    }
+                }
             }
         }
 
@@ -445,17 +462,19 @@ macro_rules! impl_contract {
                 scratch: &mut [u8],
                 finish: &mut dyn FnMut(Block),
             ) {
-                let planned = self.sums().planned();
+                let Planned::Direct(sums, blocking) = self.sums().planned() else {
+                    unreachable!("convolutions of pairs are exact")
+                };
                 // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
                 #[cfg(target_arch = "x86_64")]
                 unsafe {
                     match isa {
-                        Bf16Isa::Avx512Bf16 => {
-                            planned.run_fast::<Pairs512>(phase, chunk, mem, scratch, finish)
-                        }
+                        Bf16Isa::Avx512Bf16 => direct::run_phase::<Pairs512>(
+                            &sums, &blocking, phase, chunk, mem, scratch, finish,
+                        ),
                         Bf16Isa::Amx => {
                             Amx::begin_chunk();
-                            planned.run_fast::<Amx>(phase, chunk, mem, scratch, finish)
+                            direct::run_phase::<Amx>(&sums, &blocking, phase, chunk, mem, scratch, finish)
                         }
                     }
                 }

@@ -18,22 +18,22 @@ pub(crate) const TAPS: usize = 3;
 /// A sum over some rows of the filter, for a run of pixels and up to two vectors of channels;
 /// strides are in elements.
 #[derive(Clone, Copy)]
-pub(crate) struct ConvK3 {
+pub(crate) struct ConvK3<T = f32> {
     /// Rows of the filter.
     pub(crate) rows: usize,
     /// Input channels to sum over.
     pub(crate) channels: usize,
     /// The first element of the first pixel.
-    pub(crate) a: *const f32,
+    pub(crate) a: *const T,
     pub(crate) a_pixel: usize,
     pub(crate) a_row: usize,
     /// The weights of the first channel: whole vectors, even past `cols`.
-    pub(crate) b: *const f32,
+    pub(crate) b: *const T,
     /// The strides from channel to channel, from tap to tap and from row to row of the filter.
     pub(crate) b_channel: usize,
     pub(crate) b_tap: usize,
     pub(crate) b_row: usize,
-    pub(crate) c: *mut f32,
+    pub(crate) c: *mut T,
     pub(crate) c_pixel: usize,
     /// Columns of `c`, at least 1.
     pub(crate) cols: usize,
@@ -42,16 +42,16 @@ pub(crate) struct ConvK3 {
 }
 
 /// The kernel for a fixed number of pixels and vectors.
-pub(crate) type ConvK3Fn = unsafe fn(&ConvK3);
+pub(crate) type ConvK3Fn<T = f32> = unsafe fn(&ConvK3<T>);
 
-impl ConvK3 {
+impl<T: Copy> ConvK3<T> {
     /// Computes `pixels` pixels, in nearly equal runs.
     ///
     /// # Safety
     /// The CPU supports the instructions of `V`, and `V::MAX_PIXELS` is not 0; `cols` is at most
     /// two vectors; every element that the sizes and strides reach is valid, two pixels beyond the
     /// last included, and no other thread accesses those of `c`.
-    pub(crate) unsafe fn run<V: ConvKernels>(&self, pixels: usize) {
+    pub(crate) unsafe fn run<V: ConvKernels<Element = T>>(&self, pixels: usize) {
         let vectors = self.cols.div_ceil(V::LANES);
         if pixels == 0 {
             return;

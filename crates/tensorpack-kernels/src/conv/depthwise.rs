@@ -232,7 +232,7 @@ macro_rules! depthwise {
                 0
             }
 
-            fn scratch_bytes(&self) -> usize {
+            fn scratch_bytes(&self, _: DType) -> usize {
                 0
             }
 

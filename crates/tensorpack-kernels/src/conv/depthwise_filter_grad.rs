@@ -175,7 +175,7 @@ impl Contract for DepthwiseFilterGrad {
         self.groups() * self.0.filter_rows() * size_of::<f32>()
     }
 
-    fn scratch_bytes(&self) -> usize {
+    fn scratch_bytes(&self, _: DType) -> usize {
         0
     }
 
@@ -198,7 +198,7 @@ impl Contract for DepthwiseFilterGrad {
             // SAFETY: guaranteed by the caller.
             (Isa::Plain, _) => unsafe { self.run_plain(phase, chunk, mem, finish) },
             (isa, 0) => {
-                debug_assert!(scratch.len() >= self.scratch_bytes());
+                debug_assert!(scratch.len() >= self.scratch_bytes(DType::F32));
                 let rows = partition::part(c.batch * c.out_size[0], self.groups(), chunk);
                 // SAFETY: each group has its own sums; the rest is guaranteed by the caller.
                 unsafe { group_sum(isa, c, rows, mem.lhs, mem.rhs, partial(chunk)) }

@@ -40,7 +40,12 @@ fn panel_at<V: ConvKernels>(work: &Correlation, before: usize, depth: usize, col
 /// # Safety
 /// The filter `w` is valid, `packed` is the shared memory of the contraction, and the CPU supports
 /// AVX2.
-pub(crate) unsafe fn pack<V: ConvKernels>(work: &Correlation, group: usize, w: *const f32, packed: *mut f32) {
+unsafe fn pack<V: ConvKernels>(
+    work: &Correlation,
+    group: usize,
+    w: *const V::Element,
+    packed: *mut V::Element,
+) {
     let (inputs, outputs) = (work.in_channels(), work.out_channels());
     let cols = group * PACK_COLS..((group + 1) * PACK_COLS).min(outputs);
     for (y, x, before) in classes(work) {
@@ -78,6 +83,28 @@ fn pieces(taps: usize, segments: usize, steps: usize) -> impl Iterator<Item = (R
         .flat_map(move |t| partition::parts(steps, longest).map(move |s| (t.clone(), s)))
 }
 
+/// Runs one chunk: of the first phase, which packs the filter, or of the second.
+///
+/// # Safety
+/// Same as [`crate::Contract::run_f32`], on a CPU that supports the instructions of `V`.
+pub(crate) unsafe fn run_phase<V: ConvKernels>(
+    work: &Correlation,
+    blocking: &Blocking,
+    phase: usize,
+    chunk: usize,
+    mem: Operands<V::Element>,
+    scratch: &mut [u8],
+    finish: &mut dyn FnMut(Block),
+) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match phase {
+            0 => pack::<V>(work, chunk, mem.rhs, mem.shared.cast()),
+            _ => run::<V>(work, blocking, chunk, mem, scratch, finish),
+        }
+    }
+}
+
 /// Bytes of output computed together and finished while they are in the L2 cache. Smaller pieces
 /// would stay in the L1 cache, but the setup of an epilogue for each piece costs more than that
 /// saves.
@@ -88,11 +115,11 @@ const OUT_BYTES: usize = 256 << 10;
 /// # Safety
 /// Same as [`crate::Contract::run_f32`], on a CPU that supports the instructions of `V`; the filter
 /// is packed.
-pub(crate) unsafe fn run<V: ConvKernels>(
+unsafe fn run<V: ConvKernels>(
     work: &Correlation,
     blocking: &Blocking,
     chunk: usize,
-    mem: Operands<f32>,
+    mem: Operands<V::Element>,
     scratch: &mut [u8],
     finish: &mut dyn FnMut(Block),
 ) {
@@ -105,7 +132,7 @@ pub(crate) unsafe fn run<V: ConvKernels>(
     let window = unsafe { source.window(images.clone(), region, 0, scratch.as_mut_ptr().cast()) };
     let first_image = images.start;
     let short = work.steps(1) < SHORT_ROW;
-    let row_bytes = work.first_pixel(0, 1) * out_cols.len() * size_of::<f32>();
+    let row_bytes = work.first_pixel(0, 1) * out_cols.len() * size_of::<V::Element>();
     // Images with short rows are computed together, others one at a time.
     for images in partition::parts(images.len(), if short { images.len() } else { 1 }) {
         let data = window.data.wrapping_add(images.start * window.image);
@@ -129,10 +156,10 @@ pub(crate) unsafe fn run<V: ConvKernels>(
 }
 
 /// The part of some images that a chunk reads.
-struct ChunkInput<'a> {
+struct ChunkInput<'a, T> {
     work: &'a Correlation,
     images: Range<usize>,
-    data: *const f32,
+    data: *const T,
     /// The strides from row to row, and from image to image.
     row: usize,
     image: usize,
@@ -140,26 +167,26 @@ struct ChunkInput<'a> {
     corner: [isize; 2],
 }
 
-impl ChunkInput<'_> {
+impl<T: Copy> ChunkInput<'_, T> {
     /// Computes outputs `rows` of one class, for one panel of columns.
     ///
     /// # Safety
     /// Same as [`run`].
-    unsafe fn outputs<V: ConvKernels>(
+    unsafe fn outputs<V: ConvKernels<Element = T>>(
         &self,
         y: &Axis,
         x: &Axis,
         before: usize,
         rows: Range<usize>,
         col: usize,
-        mem: Operands<f32>,
+        mem: Operands<T>,
     ) {
         let work = self.work;
         let (inputs, outputs, [height, width]) = (work.in_channels(), work.out_channels(), work.out_size());
         let cols = (outputs - col).min(2 * V::LANES);
         let panel_width = pack::width(cols, V::LANES);
         let panel = panel_at::<V>(work, before, y.taps * x.taps * inputs, col);
-        let panel = mem.shared.cast::<f32>().wrapping_add(panel);
+        let panel = mem.shared.cast::<T>().wrapping_add(panel);
         let kernel = Microkernel::for_outputs::<V>(x, cols);
         // Neighboring taps in a row of the window are contiguous, and one segment, except for the
         // three-tap kernel.

@@ -13,6 +13,8 @@ use crate::conv::conv2d::Conv2d;
 use crate::conv::correlation::Correlation;
 #[cfg(target_arch = "x86_64")]
 use crate::conv::filter_grad_direct;
+#[cfg(target_arch = "x86_64")]
+use crate::conv::kernel_table::WinogradKernels;
 use crate::conv::winograd_filter_grad::WinogradFilterGrad;
 use crate::conv::winograd_stride2_filter_grad::WinogradStride2FilterGrad;
 #[cfg(target_arch = "x86_64")]
@@ -22,6 +24,8 @@ use crate::partition;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::Pairs512;
 use crate::{Bf16Isa, Block, Isa};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
 use tensorpack_tensor::{DType, Result};
 
 /// The gradient with respect to `w`: the left operand is `x [n, h, w, in]`, the right one `dy [n,
@@ -205,14 +209,14 @@ unsafe fn run_plain<T: Float>(
 }
 
 /// A filter gradient with the algorithm chosen for it.
-pub(crate) enum Planned {
+enum Planned {
     Direct(Blocking),
     Winograd(WinogradFilterGrad),
     WinogradStride2(WinogradStride2FilterGrad),
 }
 
 impl Planned {
-    pub(crate) fn new(c: &Conv2d) -> Planned {
+    fn new(c: &Conv2d) -> Planned {
         match Algorithm::for_filter_grad(c) {
             Algorithm::Direct => Planned::Direct(blocking(c)),
             Algorithm::Winograd => Planned::Winograd(WinogradFilterGrad::new(c)),
@@ -268,6 +272,30 @@ impl Planned {
             Planned::WinogradStride2(winograd) => winograd.scratch_len(),
         }
     }
+
+    /// # Safety
+    /// Same as [`Contract::run_f32`], on a CPU that supports the instructions of `V`.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn run_fast<V: WinogradKernels>(
+        &self,
+        c: &Conv2d,
+        phase: usize,
+        chunk: usize,
+        mem: Operands<f32>,
+        scratch: &mut [u8],
+        finish: &mut dyn FnMut(Block),
+    ) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            match self {
+                Planned::Direct(blocking) => {
+                    filter_grad_direct::run::<V>(c, blocking, phase, chunk, mem, scratch, finish)
+                }
+                Planned::Winograd(winograd) => winograd.run::<V>(phase, chunk, mem, scratch, finish),
+                Planned::WinogradStride2(winograd) => winograd.run::<V>(chunk, mem, scratch, finish),
+            }
+        }
+    }
 }
 
 impl Contract for Conv2dFilterGrad {
@@ -296,14 +324,14 @@ impl Contract for Conv2dFilterGrad {
         Planned::new(&c).chunks(&c, phase)
     }
 
-    fn shared_bytes(&self, _: DType) -> usize {
+    fn shared_bytes(&self, dtype: DType) -> usize {
         let c = self.conv();
-        Planned::new(&c).shared_len(&c) * size_of::<f32>()
+        Planned::new(&c).shared_len(&c) * dtype.size()
     }
 
-    fn scratch_bytes(&self) -> usize {
+    fn scratch_bytes(&self, dtype: DType) -> usize {
         let c = self.conv();
-        Planned::new(&c).scratch_len(&c) * size_of::<f32>()
+        Planned::new(&c).scratch_len(&c) * dtype.size()
     }
 
     fn flops(&self) -> f64 {
@@ -320,18 +348,14 @@ impl Contract for Conv2dFilterGrad {
         finish: &mut dyn FnMut(Block),
     ) {
         let c = self.conv();
-        debug_assert!(scratch.len() >= self.scratch_bytes());
+        debug_assert!(scratch.len() >= self.scratch_bytes(DType::F32));
         // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => filter_grad_direct::run::<std::arch::x86_64::__m512>(
-                    &c, phase, chunk, mem, scratch, finish,
-                ),
+                Isa::Avx512 => Planned::new(&c).run_fast::<__m512>(&c, phase, chunk, mem, scratch, finish),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => filter_grad_direct::run::<std::arch::x86_64::__m256>(
-                    &c, phase, chunk, mem, scratch, finish,
-                ),
+                Isa::Avx2 => Planned::new(&c).run_fast::<__m256>(&c, phase, chunk, mem, scratch, finish),
                 _ => run_plain(&c, phase, chunk, mem, finish),
             }
         }
@@ -339,15 +363,29 @@ impl Contract for Conv2dFilterGrad {
 
     unsafe fn run_f64(
         &self,
-        _isa: Isa,
+        isa: Isa,
         phase: usize,
         chunk: usize,
         mem: Operands<f64>,
-        _scratch: &mut [u8],
+        scratch: &mut [u8],
         finish: &mut dyn FnMut(Block),
     ) {
-        // SAFETY: guaranteed by the caller.
-        unsafe { run_plain(&self.conv(), phase, chunk, mem, finish) }
+        let c = self.conv();
+        debug_assert!(scratch.len() >= self.scratch_bytes(DType::F64));
+        // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
+        unsafe {
+            match (isa, Planned::new(&c)) {
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512, Planned::Direct(blocking)) => {
+                    filter_grad_direct::run::<__m512d>(&c, &blocking, phase, chunk, mem, scratch, finish)
+                }
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx2, Planned::Direct(blocking)) => {
+                    filter_grad_direct::run::<__m256d>(&c, &blocking, phase, chunk, mem, scratch, finish)
+                }
+                _ => run_plain(&c, phase, chunk, mem, finish),
+            }
+        }
     }
 }
 
@@ -362,16 +400,19 @@ impl PairContract for Conv2dFilterGrad {
         finish: &mut dyn FnMut(Block),
     ) {
         let c = self.conv();
+        let Planned::Direct(blocking) = Planned::new(&c) else {
+            unreachable!("convolutions of pairs are exact")
+        };
         // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             match isa {
                 Bf16Isa::Avx512Bf16 => {
-                    filter_grad_direct::run::<Pairs512>(&c, phase, chunk, mem, scratch, finish)
+                    filter_grad_direct::run::<Pairs512>(&c, &blocking, phase, chunk, mem, scratch, finish)
                 }
                 Bf16Isa::Amx => {
                     Amx::begin_chunk();
-                    filter_grad_direct::run::<Amx>(&c, phase, chunk, mem, scratch, finish)
+                    filter_grad_direct::run::<Amx>(&c, &blocking, phase, chunk, mem, scratch, finish)
                 }
             }
         }

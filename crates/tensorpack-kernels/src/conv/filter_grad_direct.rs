@@ -1,14 +1,14 @@
 //! Direct filter gradient: each chunk copies the part of the images it reads, with padding, and
 //! multiplies it, shifted by each tap, by the output gradient.
 
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 
 use crate::Block;
 use crate::conv::choose::Microkernel;
 use crate::conv::conv_k3::TAPS;
 use crate::conv::conv2d::Conv2d;
 use crate::conv::correlation::Correlation;
-use crate::conv::filter_grad::{Blocking, Part, Planned, TILE_PIXELS, block, gap};
+use crate::conv::filter_grad::{Blocking, Part, TILE_PIXELS, block, gap};
 use crate::conv::filter_grad_k3::FilterGradK3;
 use crate::conv::kernel_table::ConvKernels;
 use crate::conv::window::{Images, Region};
@@ -22,45 +22,35 @@ const MAX_IN_PLACE: usize = 64;
 
 /// # Safety
 /// Same as [`Contract::run_f32`], on a CPU that supports the instructions of `V`.
-pub(crate) unsafe fn run<V: ConvKernels>(
+pub(crate) unsafe fn run<V: ConvKernels<Element: AddAssign>>(
     c: &Conv2d,
+    blocking: &Blocking,
     phase: usize,
     chunk: usize,
-    mem: Operands<f32>,
+    mem: Operands<V::Element>,
     scratch: &mut [u8],
     finish: &mut dyn FnMut(Block),
 ) {
-    let blocking = match Planned::new(c) {
-        Planned::Direct(blocking) => blocking,
-        // SAFETY: guaranteed by the caller.
-        Planned::Winograd(winograd) => unsafe {
-            return winograd.run::<V>(phase, chunk, mem, scratch, finish);
-        },
-        // SAFETY: guaranteed by the caller.
-        Planned::WinogradStride2(winograd) => unsafe {
-            return winograd.run::<V>(chunk, mem, scratch, finish);
-        },
-    };
     let len = c.filter_rows() * c.out_channels;
     if phase == 0 {
         let part = blocking.part(c, chunk);
         let out = match blocking.groups {
             1 => mem.out,
-            _ => mem.shared.cast::<f32>().wrapping_add(part.group * len),
+            _ => mem.shared.cast::<V::Element>().wrapping_add(part.group * len),
         };
         // SAFETY: each chunk has its own taps and columns of its own partial result; the rest is
         // guaranteed by the caller.
-        unsafe { group_sum::<V>(c, &blocking, &part, Operands { out, ..mem }, scratch) }
+        unsafe { group_sum::<V>(c, blocking, &part, Operands { out, ..mem }, scratch) }
         if blocking.groups > 1 {
             return;
         }
     } else {
-        let rows = block(c, &blocking, chunk).rows;
+        let rows = block(c, blocking, chunk).rows;
         let elements = rows.start * c.out_channels..rows.end * c.out_channels;
         // SAFETY: all partial results are complete, and this chunk owns these rows of the output.
         unsafe { sum_partials(mem.shared.cast(), len, blocking.groups, mem.out, elements) }
     }
-    finish(block(c, &blocking, chunk));
+    finish(block(c, blocking, chunk));
 }
 
 /// Sums the units of one group, for some taps and columns, into `mem.out`.
@@ -71,7 +61,7 @@ unsafe fn group_sum<V: ConvKernels>(
     c: &Conv2d,
     blocking: &Blocking,
     part: &Part,
-    mem: Operands<f32>,
+    mem: Operands<V::Element>,
     scratch: &mut [u8],
 ) {
     let units = partition::part(c.batch * blocking.bands, blocking.groups, part.group);
@@ -102,7 +92,7 @@ unsafe fn add_images<V: ConvKernels>(
     images: Range<usize>,
     band: Range<usize>,
     part: &Part,
-    mem: Operands<f32>,
+    mem: Operands<V::Element>,
     scratch: &mut [u8],
     add: bool,
 ) {
@@ -114,7 +104,7 @@ unsafe fn add_images<V: ConvKernels>(
     let rows = rows.saturating_sub((c.kernel[0] - taps.len()) * c.dilation[0]);
     let source = Images { data: mem.lhs, size: c.in_size, channels: c.in_channels };
     let region = Region { first: [top, left], size: [rows, width] };
-    let copy = scratch.as_mut_ptr().cast::<f32>();
+    let copy = scratch.as_mut_ptr().cast::<V::Element>();
     // SAFETY: `scratch` has room for the window and, after it, the copy of the gradient.
     let window = unsafe { source.window(images.clone(), region, gap(c), copy) };
 

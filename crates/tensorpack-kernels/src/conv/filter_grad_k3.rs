@@ -15,21 +15,21 @@ use crate::simd::{Pairs512, Simd};
 /// A sum over pixels of some images, for three taps, a run of input channels and up to two vectors
 /// of output channels; strides are in elements.
 #[derive(Clone, Copy)]
-pub(crate) struct FilterGradK3 {
+pub(crate) struct FilterGradK3<T = f32> {
     pub(crate) images: usize,
     pub(crate) rows: usize,
     /// Outputs in a row, at least 2; the image has two more pixels there.
     pub(crate) pixels: usize,
-    pub(crate) a: *const f32,
+    pub(crate) a: *const T,
     pub(crate) a_pixel: usize,
     pub(crate) a_row: usize,
     pub(crate) a_image: usize,
     /// The gradient, readable in whole vectors, even past `cols`.
-    pub(crate) b: *const f32,
+    pub(crate) b: *const T,
     pub(crate) b_pixel: usize,
     pub(crate) b_row: usize,
     pub(crate) b_image: usize,
-    pub(crate) c: *mut f32,
+    pub(crate) c: *mut T,
     /// The strides from input channel to input channel, and from tap to tap.
     pub(crate) c_channel: usize,
     pub(crate) c_tap: usize,
@@ -40,16 +40,16 @@ pub(crate) struct FilterGradK3 {
 }
 
 /// The kernel for a fixed number of channels and vectors.
-pub(crate) type FilterGradK3Fn = unsafe fn(&FilterGradK3);
+pub(crate) type FilterGradK3Fn<T = f32> = unsafe fn(&FilterGradK3<T>);
 
-impl FilterGradK3 {
+impl<T: Copy> FilterGradK3<T> {
     /// Computes `channels` input channels, in nearly equal runs.
     ///
     /// # Safety
     /// The CPU supports the instructions of `V`, and `V::MAX_CHANNELS` is not 0; `cols` is at most
     /// two vectors; every element that the sizes and strides reach is valid, and no other thread
     /// accesses those of `c`.
-    pub(crate) unsafe fn run<V: ConvKernels>(&self, channels: usize) {
+    pub(crate) unsafe fn run<V: ConvKernels<Element = T>>(&self, channels: usize) {
         let vectors = self.cols.div_ceil(V::LANES);
         for part in partition::parts(channels, V::MAX_CHANNELS[vectors - 1]) {
             let mut sum = *self;

@@ -7,8 +7,8 @@ use std::ptr;
 
 /// A batch of images, dense `[images, height, width, channels]`.
 #[derive(Clone, Copy)]
-pub(crate) struct Images {
-    pub(crate) data: *const f32,
+pub(crate) struct Images<T> {
+    pub(crate) data: *const T,
     pub(crate) size: [usize; 2],
     pub(crate) channels: usize,
 }
@@ -22,14 +22,14 @@ pub(crate) struct Region {
 
 /// A region of some images in memory; strides are in elements.
 #[derive(Clone, Copy)]
-pub(crate) struct Window {
-    pub(crate) data: *const f32,
+pub(crate) struct Window<T> {
+    pub(crate) data: *const T,
     pub(crate) pixel: usize,
     pub(crate) row: usize,
     pub(crate) image: usize,
 }
 
-impl Images {
+impl<T: Copy> Images<T> {
     /// Returns the region of the `images`, in place or copied to `copy`. With a nonzero `gap` it is
     /// always copied, with `gap` unused elements after each pixel.
     ///
@@ -41,8 +41,8 @@ impl Images {
         images: Range<usize>,
         region: Region,
         gap: usize,
-        copy: *mut f32,
-    ) -> Window {
+        copy: *mut T,
+    ) -> Window<T> {
         let inside = |axis: usize| {
             region.first[axis] >= 0 && region.first[axis] as usize + region.size[axis] <= self.size[axis]
         };
@@ -86,7 +86,7 @@ impl Images {
                     for run in 0..runs {
                         // Bytes, because bf16 pairs need not be aligned like f32.
                         let (from, to) = (from.add(run * len).cast::<u8>(), to.add(run * pixel).cast());
-                        ptr::copy_nonoverlapping(from, to, len * size_of::<f32>());
+                        ptr::copy_nonoverlapping(from, to, len * size_of::<T>());
                     }
                 }
             }

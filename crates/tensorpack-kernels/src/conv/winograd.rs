@@ -89,7 +89,7 @@ impl Winograd {
 #[cfg(target_arch = "x86_64")]
 mod fast {
     use super::*;
-    use crate::conv::kernel_table::ConvKernels;
+    use crate::conv::kernel_table::WinogradKernels;
     use crate::conv::winograd_transform::transforms::OutputTile;
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};
@@ -101,7 +101,7 @@ mod fast {
         /// # Safety
         /// The filter `w` is valid, `shared` and `scratch` have the required sizes, the CPU
         /// supports the instructions of `V`.
-        pub(crate) unsafe fn pack<V: ConvKernels>(
+        pub(crate) unsafe fn pack<V: WinogradKernels>(
             &self,
             panel: usize,
             w: *const f32,
@@ -139,7 +139,7 @@ mod fast {
         /// # Safety
         /// Same as [`crate::Contract::run_f32`], on a CPU that supports the instructions of `V`;
         /// the filter is packed.
-        pub(crate) unsafe fn run<V: ConvKernels>(
+        pub(crate) unsafe fn run<V: WinogradKernels>(
             &self,
             chunk: usize,
             mem: Operands<f32>,

@@ -89,7 +89,7 @@ impl WinogradFilterGrad {
 #[cfg(target_arch = "x86_64")]
 mod fast {
     use super::*;
-    use crate::conv::kernel_table::ConvKernels;
+    use crate::conv::kernel_table::WinogradKernels;
     use crate::conv::winograd_transform::TILE;
     use crate::conv::winograd_transform::transforms::Partials;
     use crate::gemm::contract::Operands;
@@ -98,7 +98,7 @@ mod fast {
     impl WinogradFilterGrad {
         /// # Safety
         /// Same as [`crate::Contract::run_f32`], on a CPU that supports the instructions of `V`.
-        pub(crate) unsafe fn run<V: ConvKernels>(
+        pub(crate) unsafe fn run<V: WinogradKernels>(
             &self,
             phase: usize,
             chunk: usize,
@@ -139,7 +139,7 @@ mod fast {
         ///
         /// # Safety
         /// Same as [`WinogradFilterGrad::run`].
-        unsafe fn add_rows<V: ConvKernels>(
+        unsafe fn add_rows<V: WinogradKernels>(
             &self,
             rows: Range<usize>,
             mem: Operands<f32>,

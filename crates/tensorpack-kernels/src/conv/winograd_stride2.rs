@@ -185,7 +185,7 @@ pub(crate) mod fast {
     use std::arch::x86_64::{__m256, __m512};
 
     use super::*;
-    use crate::conv::kernel_table::ConvKernels;
+    use crate::conv::kernel_table::WinogradKernels;
     use crate::conv::winograd_transform::transforms::{OutputTile, put_tile};
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};
@@ -441,7 +441,7 @@ pub(crate) mod fast {
         /// # Safety
         /// The filter `w` is valid, `shared` and `scratch` have the required sizes, the CPU
         /// supports the instructions of `V`.
-        pub(crate) unsafe fn pack<V: ConvKernels>(
+        pub(crate) unsafe fn pack<V: WinogradKernels>(
             &self,
             group: usize,
             w: *const f32,
@@ -487,7 +487,7 @@ pub(crate) mod fast {
         /// # Safety
         /// Same as [`crate::Contract::run_f32`], on a CPU that supports the instructions of `V`;
         /// the filter is packed.
-        pub(crate) unsafe fn run<V: ConvKernels>(
+        pub(crate) unsafe fn run<V: WinogradKernels>(
             &self,
             chunk: usize,
             mem: Operands<f32>,

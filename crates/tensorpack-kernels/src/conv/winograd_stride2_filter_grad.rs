@@ -84,7 +84,7 @@ impl WinogradStride2FilterGrad {
 #[cfg(target_arch = "x86_64")]
 mod fast {
     use super::*;
-    use crate::conv::kernel_table::ConvKernels;
+    use crate::conv::kernel_table::WinogradKernels;
     use crate::conv::winograd_transform::TILE;
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};
@@ -92,7 +92,7 @@ mod fast {
     impl WinogradStride2FilterGrad {
         /// # Safety
         /// Same as [`crate::Contract::run_f32`], on a CPU that supports the instructions of `V`.
-        pub(crate) unsafe fn run<V: ConvKernels>(
+        pub(crate) unsafe fn run<V: WinogradKernels>(
             &self,
             chunk: usize,
             mem: Operands<f32>,

@@ -111,8 +111,8 @@ pub trait Contract: Debug + Send + Sync {
     /// are f32 or f64. Its initial contents are ignored.
     fn shared_bytes(&self, dtype: DType) -> usize;
 
-    /// Returns the bytes of scratch memory each thread needs. Its initial contents are ignored.
-    fn scratch_bytes(&self) -> usize;
+    /// Returns the bytes of scratch memory each thread needs, likewise.
+    fn scratch_bytes(&self, dtype: DType) -> usize;
 
     /// Returns whether this contraction supports [`Operands::bias`].
     fn takes_bias(&self) -> bool {
@@ -153,7 +153,8 @@ pub trait Contract: Debug + Send + Sync {
         finish: &mut dyn FnMut(Block),
     );
 
-    /// Like [`Contract::run_f32`] in double precision; convolutions always use the reference loops.
+    /// Like [`Contract::run_f32`] in double precision. Winograd and depthwise convolutions use the
+    /// reference loops, so convolutions should be `exact`.
     ///
     /// # Safety
     /// Same as [`Contract::run_f32`].

@@ -386,7 +386,8 @@ impl Contract for MatMul {
         (packed + partial) * dtype.size()
     }
 
-    fn scratch_bytes(&self) -> usize {
+    fn scratch_bytes(&self, _: DType) -> usize {
+        // The widest panel of f64 has as many bytes as that of f32.
         self.k.min(DEPTH) * BLOCK_COLS * size_of::<f32>()
     }
 
@@ -404,7 +405,7 @@ impl Contract for MatMul {
         finish: &mut dyn FnMut(Block),
     ) {
         let folded = self.folded();
-        debug_assert!(scratch.len() >= self.scratch_bytes());
+        debug_assert!(scratch.len() >= self.scratch_bytes(DType::F32));
         // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
         unsafe {
             match isa {
@@ -431,9 +432,8 @@ impl Contract for MatMul {
         finish: &mut dyn FnMut(Block),
     ) {
         let folded = self.folded();
-        debug_assert!(scratch.len() >= self.scratch_bytes());
-        // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`. The widest
-        // panel of f64 has as many bytes as that of f32.
+        debug_assert!(scratch.len() >= self.scratch_bytes(DType::F64));
+        // SAFETY: guaranteed by the caller, who has checked that the CPU supports `isa`.
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]

@@ -84,7 +84,7 @@ fn run_with<T: Number>(
     let mut out = vec![T::NAN; rows * cols];
     let mut finished = vec![0; rows * cols];
     let (mut shared, mut scratch) =
-        (Buffer::new(work.shared_bytes(T::DTYPE)), Buffer::new(work.scratch_bytes()));
+        (Buffer::new(work.shared_bytes(T::DTYPE)), Buffer::new(work.scratch_bytes(T::DTYPE)));
     let mem = Operands {
         lhs: lhs.as_ptr(),
         rhs: rhs.as_ptr(),
