@@ -22,6 +22,7 @@ BN_MOMENTUM = 0.9
 BN_EPSILON = 1e-5
 WORDS = 10_000  # of ptb
 STEPS = 35  # of ptb
+TOKENS, WIDTH, LAYERS, HEADS, BYTES = 256, 384, 6, 6, 256  # of the transformer
 # Images are height, width, channels.
 INPUT_SHAPE = {
     "mlp": (784,),
@@ -30,6 +31,7 @@ INPUT_SHAPE = {
     "resnet32": (32, 32, 3),
     "resnet50": (224, 224, 3),
     "ptb": (STEPS,),
+    "transformer": (TOKENS,),
     "dcgan": (32, 32, 3),
 }
 
@@ -58,13 +60,15 @@ def arguments(description, forms):
 
 
 def synthetic(args):
-    """Returns the inputs of a model as NumPy arrays: normal f32 NHWC (or flat) images and i32 labels; for ptb words and
-    the next words; for dcgan only images."""
+    """Returns the inputs of a model as NumPy arrays: normal f32 NHWC (or flat) images and i32 labels; for ptb and
+    the transformer words and the next words; for dcgan only images."""
     import numpy
 
     rng = numpy.random.default_rng(0)
-    if args.model == "ptb":
-        return tuple(rng.integers(0, WORDS, (args.batch, STEPS), dtype=numpy.int32) for _ in range(2))
+    if args.model in ("ptb", "transformer"):
+        words = WORDS if args.model == "ptb" else BYTES
+        size = (args.batch, *INPUT_SHAPE[args.model])
+        return tuple(rng.integers(0, words, size, dtype=numpy.int32) for _ in range(2))
     x = rng.standard_normal((args.batch, *INPUT_SHAPE[args.model]), dtype=numpy.float32)
     if args.model == "dcgan":
         return (x,)

@@ -120,6 +120,35 @@ class Ptb(nn.Module):
         return self.fc(F.dropout(self.lstm(x)[0], 0.5))
 
 
+class TransformerLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        width = step_timer.WIDTH
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.linear1, self.linear2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        heads = (*x.shape[:2], step_timer.HEADS, -1)
+        q, k, v = (y.view(heads).transpose(1, 2) for y in self.qkv(self.norm1(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.linear2(F.gelu(self.linear1(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        width, words = step_timer.WIDTH, step_timer.BYTES
+        self.embedding = nn.Embedding(words, width)
+        self.positions = nn.Parameter(torch.randn(step_timer.TOKENS, width) * 0.02)
+        self.layers = nn.Sequential(*[TransformerLayer() for _ in range(step_timer.LAYERS)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words)
+
+    def forward(self, words):
+        return self.head(self.norm(self.layers(self.embedding(words) + self.positions)))
+
+
 def dcgan_generator():
     def up(a, b, stride, padding):
         return nn.ConvTranspose2d(a, b, 4, stride, padding, bias=False)
@@ -168,6 +197,19 @@ def distributed(model):
     return torch.nn.parallel.DistributedDataParallel(model)
 
 
+def steps(model, cost, optimizer):
+    """Returns the model, a step that reads its loss, and one that only starts."""
+
+    def launch():
+        optimizer.zero_grad(set_to_none=True)
+        loss = cost()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [model], lambda: launch().item(), launch
+
+
 def classifier():
     model = {"mlp": mlp, "dqn": dqn, "mnist": mnist, "resnet32": Resnet32, "resnet50": Resnet50}[args.model]()
     model = model.train().to(args.device)
@@ -190,21 +232,26 @@ def classifier():
             logits = trained(x)
         return F.cross_entropy(logits.float(), labels)
 
-    cost = compiled(mean_over_batch)
-
-    def launch():
-        optimizer.zero_grad(set_to_none=True)
-        loss = cost()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return [model], lambda: launch().item(), launch
+    return steps(model, compiled(mean_over_batch), optimizer)
 
 
 def only_on_cpu():
     if args.device != "cpu":
         raise SystemExit(f"{args.model} runs only on the CPU")
+
+
+def transformer():
+    model = Transformer().train().to(args.device)
+    words, following = (torch.from_numpy(a).long().to(args.device) for a in step_timer.synthetic(args))
+    optimizer = torch.optim.Adam(model.parameters(), step_timer.LEARNING_RATE, fused=True)
+    mixed = torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bf16")
+
+    def mean_over_tokens():
+        with mixed:
+            logits = model(words)
+        return F.cross_entropy(logits.float().flatten(0, 1), following.flatten())
+
+    return steps(model, compiled(mean_over_tokens), optimizer)
 
 
 def ptb():
@@ -262,6 +309,6 @@ def dcgan():
     return [generator, discriminator], step
 
 
-models, step, *launch = {"ptb": ptb, "dcgan": dcgan}.get(args.model, classifier)()
+models, step, *launch = {"ptb": ptb, "transformer": transformer, "dcgan": dcgan}.get(args.model, classifier)()
 parameters = sum(p.numel() for model in models for p in model.parameters())
 step_timer.measure(args, "torch", torch.__version__, parameters, step, *launch)

@@ -34,7 +34,7 @@ impl Classifier {
                 net: resnet50::resnet50,
                 optimizer: momentum,
             }),
-            Model::Ptb | Model::Dcgan => None,
+            Model::Ptb | Model::Transformer | Model::Dcgan => None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Measures tensorpack; `bench -- --help` and `bench -- step --help` list the options.
 //!
-//! `bench -- step --model mlp|dqn|mnist|resnet32|resnet50|ptb|dcgan --devices cpu:0 --batch B
+//! `bench -- step --model mlp|dqn|mnist|resnet32|resnet50|ptb|transformer|dcgan --devices cpu:0 --batch B
 //! [--threads-per-device N] [--steps N] [--json]`: the time of a training step of a reference model
 //! on synthetic data. With several devices (`cpu:0,cpu:1`) each has a tower with its own
 //! batch. On XLA devices, which start a step before the one before has ended, it also measures the
@@ -59,6 +59,7 @@ mod threads;
 mod timed_model;
 mod timing;
 mod towers;
+mod transformer;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};

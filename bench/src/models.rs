@@ -1,7 +1,7 @@
 //! The reference models, which the peers in `bench/peers` implement, too.
 
 use crate::classifier::Classifier;
-use crate::{dcgan, ptb};
+use crate::{dcgan, ptb, transformer};
 use tensorpack::graph::{Graph, Op, Tensor, UPDATE_OPS};
 use tensorpack::optim::minimize;
 use tensorpack::tensor::CounterRng;
@@ -23,6 +23,8 @@ pub(crate) enum Model {
     Resnet50,
     /// A two-layer LSTM over 35 words.
     Ptb,
+    /// A language model of bytes: six layers of attention over 256 tokens of width 384.
+    Transformer,
     /// A DCGAN for 32x32 images; a step updates generator and discriminator.
     Dcgan,
 }
@@ -42,6 +44,7 @@ impl Model {
             Model::Resnet32 => "resnet32",
             Model::Resnet50 => "resnet50",
             Model::Ptb => "ptb",
+            Model::Transformer => "transformer",
             Model::Dcgan => "dcgan",
         }
     }
@@ -52,7 +55,7 @@ impl Model {
             Model::Mlp | Model::Mnist | Model::Resnet32 => 128,
             Model::Dqn => 32,
             Model::Ptb => 20,
-            Model::Resnet50 | Model::Dcgan => 64,
+            Model::Resnet50 | Model::Transformer | Model::Dcgan => 64,
         }
     }
 
@@ -67,6 +70,7 @@ impl Model {
                 Ok((cost, train))
             }
             None if self == Model::Ptb => ptb::build(t),
+            None if self == Model::Transformer => transformer::build(t),
             None => dcgan::build(t, batch),
         })?;
         let updates = graph.collection_ops(UPDATE_OPS);
@@ -91,11 +95,13 @@ impl Model {
         if let Some(Classifier { sizes, classes, .. }) = Classifier::from_model(self) {
             return Ok(vec![("image", image(sizes)?), ("label", integers(1, &[batch], classes as u32)?)]);
         }
+        let text = |steps: usize, words: usize| {
+            let words = |stream| integers(stream, &[batch, steps], words as u32);
+            Ok(vec![("words", words(1)?), ("next", words(2)?)])
+        };
         match self {
-            Model::Ptb => {
-                let words = |stream| integers(stream, &[batch, ptb::STEPS], ptb::WORDS as u32);
-                Ok(vec![("words", words(1)?), ("next", words(2)?)])
-            }
+            Model::Ptb => text(ptb::STEPS, ptb::WORDS),
+            Model::Transformer => text(transformer::TOKENS, transformer::BYTES),
             _ => Ok(vec![("image", image(&dcgan::IMAGE)?)]),
         }
     }

@@ -2,16 +2,10 @@
 
 use crate::imagenet_nets::{Variant, mobilenet_v2};
 use crate::resnet50::resnet50;
-use tensorpack::nn::Activation;
+use crate::transformer::{self, TOKENS, WIDTH};
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerFunc;
-
-/// The tokens of a sequence, and their width.
-const TOKENS: usize = 256;
-const WIDTH: usize = 384;
-const LAYERS: usize = 6;
-const HEADS: usize = 6;
 
 /// A net for inference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -51,7 +45,7 @@ impl Net {
             let y = match self {
                 Net::Resnet50 => resnet50(t, &inputs[0]),
                 Net::MobilenetV2 => mobilenet_v2(t, &inputs[0], &Variant::IMAGENET),
-                Net::Transformer => transformer(t, &inputs[0]),
+                Net::Transformer => transformer::layers(t, &inputs[0], &transformer::attention()),
             };
             vec![y.named("y")]
         })
@@ -65,19 +59,4 @@ impl Net {
         let one: Vec<f32> = (0..n as u64).map(|i| rng.normal(0, i) as f32).collect();
         HostTensor::new(sizes, one.repeat(batch))
     }
-}
-
-/// Layers that normalize first, as `torch.nn.TransformerEncoderLayer` with `norm_first`.
-fn transformer(t: &TowerContext, x: &Tensor) -> Tensor {
-    let norm = LayerNorm::new().last_axis();
-    let mut x = x.clone();
-    for i in 0..LAYERS {
-        x = t.scope(&format!("layer{i}"), |t| {
-            let x = &x + MultiHeadAttention::new(HEADS).apply(t, "attention", &norm.apply(t, "norm1", &x));
-            let hidden = Linear::new(4 * WIDTH).last_axis().activation(Activation::Gelu);
-            let y = hidden.apply(t, "linear1", &norm.apply(t, "norm2", &x));
-            &x + Linear::new(WIDTH).last_axis().apply(t, "linear2", &y)
-        });
-    }
-    x
 }
