@@ -43,6 +43,8 @@ mod pytorch_files;
 mod quantized_files;
 mod random;
 mod records;
+#[cfg(feature = "cli")]
+mod resumed_games;
 mod sequences;
 mod session_init;
 mod torch_nets;

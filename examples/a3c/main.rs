@@ -14,49 +14,26 @@ mod n_step;
 mod rollout;
 mod trainer;
 
-use clap::Parser;
-use games::{MEAN_SCORE, Rules};
+use games::{EVALUATION, Run};
 use tensorpack::prelude::*;
-use tensorpack::say;
-use tensorpack::train::TrainArgs;
 use trainer::Settings;
 
-/// Learns to play CartPole or Catch with advantage actor-critic.
-#[derive(Parser)]
-struct Args {
-    #[command(flatten)]
-    train: TrainArgs,
-    /// The game.
-    #[arg(long, value_name = "NAME", default_value = "cart-pole")]
-    game: Rules,
-}
-
 fn main() -> Result<()> {
-    let args: Args = tensorpack::command_line::parse_without(&["--trainer", "--fake", "--full"])?;
-    let (rules, args) = (args.game, args.train);
-    let epochs = args.max_epoch.unwrap_or(40);
-    let steps_per_epoch = args.steps_per_epoch.unwrap_or(100);
-    let settings = Settings {
-        rules,
-        games: 16,
-        rollout: 8,
-        learning_rate: 2e-3,
-        steps: epochs * steps_per_epoch,
-        evaluation: 100,
-        solved_at: rules.solved_at(),
-        seed: args.seed.unwrap_or(0),
-    };
-    let config = RunConfig::new()
-        .logdir(format!("train_log/a3c-{}", rules.name()))
-        .max_epoch(epochs)
-        .steps_per_epoch(steps_per_epoch);
-    let trained = trainer::train(settings, args.apply(config)?)?;
-
-    let score = trained.monitors.latest(MEAN_SCORE);
-    let score = score.ok_or_else(|| Error::argument("no epoch was trained"))?;
-    say!("mean score of {} episodes: {score:.2}", settings.evaluation);
-    if args.assert && score < rules.solved_at() {
-        return Err(Error::argument(format!("the mean score is below {}", rules.solved_at())));
-    }
-    Ok(())
+    games::run(
+        "a3c",
+        |_| (40, 100),
+        |Run { rules, steps, seed, config }| {
+            let settings = Settings {
+                rules,
+                games: 16,
+                rollout: 8,
+                learning_rate: 2e-3,
+                steps,
+                evaluation: EVALUATION,
+                solved_at: rules.solved_at(),
+                seed,
+            };
+            trainer::train(settings, config)
+        },
+    )
 }
