@@ -2,7 +2,7 @@
 //! Tensorpack's `char-rnn.py`. Two layers of 256 units read windows of 50 characters.
 //!
 //! `cargo run --release --example char_rnn` downloads the text, or generates sentences if that fails. It
-//! trains for 4 epochs of 300 steps, reaches X bits per character on the validation set, and
+//! trains for 4 epochs of 250 steps, reaches X bits per character on the validation set, and
 //! prints a sample of generated text; with `--assert` it fails above X bits. `--full` is the original's
 //! schedule. `--text FILE` trains on a text of your own.
 //!
@@ -214,7 +214,7 @@ fn main() -> Result<()> {
 
     // The original draws 100,000 windows per epoch, and lowers the rate after half of 50 epochs.
     let (epochs, steps, constant) =
-        if args.train.full { (50, 100_000 / BATCH as u64, 25) } else { (4, 300, 3) };
+        if args.train.full { (50, 100_000 / BATCH as u64, 25) } else { (4, 250, 3) };
     let rate = Schedule::piecewise(2e-3, [(constant * steps, 2e-4)]);
     // Windows start anywhere in the training text, and follow each other in the other one.
     let train = text::windows(alphabet.indices(&texts[0])?, LENGTH, 1).shuffle().batch(BATCH);
