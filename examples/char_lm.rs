@@ -4,15 +4,14 @@
 //! trains for 2 passes, reaches 1.70 bits per character on the validation set, and prints a sample of
 //! generated text; with `--assert` it fails above 1.75 bits. `--full` trains for 20 passes.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use tensorpack::dataflow::dataset::ptb::{self, Split};
-use tensorpack::dataflow::dataset::sentences;
+mod text;
+
 use tensorpack::dataflow::{DataFlow, FromFn};
 use tensorpack::prelude::*;
 use tensorpack::say;
 use tensorpack::tensor::CounterRng;
 use tensorpack::train::TrainArgs;
+use text::Alphabet;
 
 /// The context length in characters.
 pub(crate) const CONTEXT: usize = 128;
@@ -73,62 +72,21 @@ impl ModelDesc for Model {
     }
 }
 
-/// Returns the training and validation text of the Treebank, or generated text if the Treebank is
-/// unavailable and not `needed`.
-fn texts(needed: bool) -> Result<[String; 2]> {
-    let both = |text: fn(Split) -> Result<String>| -> Result<[String; 2]> {
-        // Every line of the Treebank starts and ends with a space, which would be trivial to predict.
-        let trimmed = |text: String| text.lines().map(|line| line.trim().to_string() + "\n").collect();
-        Ok([trimmed(text(Split::Train)?), trimmed(text(Split::Valid)?)])
-    };
-    match both(ptb::text) {
-        Err(e) if !needed => {
-            tensorpack::logger::init();
-            log::warn!("the Penn Treebank is unavailable; training on generated sentences: {e}");
-            both(sentences::text)
-        }
-        texts => texts,
-    }
-}
-
-/// Consecutive windows of a text as indices into `alphabet`, each with the window one character later.
-fn windows(text: &str, alphabet: &[char]) -> Result<FromFn> {
-    let number = |c: char| {
-        let index = alphabet.binary_search(&c);
-        index.map_err(|_| Error::argument(format!("{c:?} is not in the training text")))
-    };
-    let numbers = text.chars().map(|c| Ok(number(c)? as i32)).collect::<Result<Vec<i32>>>()?;
-    let numbers: Arc<[i32]> = numbers.into();
-    let count = numbers.len().saturating_sub(1) / CONTEXT;
-    Ok(FromFn::new(count as u64, move |i| {
-        let from = i as usize * CONTEXT;
-        let window = |from: usize| HostTensor::new([CONTEXT], numbers[from..from + CONTEXT].to_vec());
-        Ok(vec![window(from)?, window(from + 1)?])
-    }))
-}
-
 /// Generates text, sampling each character from the model's distribution.
-fn sample_text(model: &OfflinePredictor, alphabet: &[char], length: usize, seed: u64) -> Result<String> {
+fn sample_text(model: &OfflinePredictor, alphabet: &Alphabet, length: usize, seed: u64) -> Result<String> {
     let rng = CounterRng::new(seed, "written");
     // Start at the beginning of a line.
-    let mut text: Vec<usize> = alphabet.iter().position(|&c| c == '\n').into_iter().collect();
+    let mut text = alphabet.indices("\n")?;
     for i in 0..length {
         let seen = &text[text.len().saturating_sub(CONTEXT)..];
         // Attention is causal: the padding after the last character has no effect.
         let mut input = vec![0; CONTEXT];
-        input.iter_mut().zip(seen).for_each(|(to, &from)| *to = from as i32);
+        input[..seen.len()].copy_from_slice(seen);
         let logits = model.predict(&[&HostTensor::new([1, CONTEXT], input)?])?[0].to_f64_vec();
         let logits = &logits[(seen.len() - 1) * alphabet.len()..][..alphabet.len()];
-        let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let likely: Vec<f64> = logits.iter().map(|l| (l - most).exp()).collect();
-        let mut left = rng.uniform(0, i as u64) * likely.iter().sum::<f64>();
-        let drawn = likely.iter().position(|p| {
-            left -= p;
-            left < 0.0
-        });
-        text.push(drawn.unwrap_or(alphabet.len() - 1));
+        text.push(text::draw(logits, 1.0, rng.uniform(0, i as u64)) as i32);
     }
-    Ok(text[1..].iter().map(|&c| alphabet[c]).collect())
+    Ok(alphabet.text(&text[1..]))
 }
 
 fn main() -> Result<()> {
@@ -136,12 +94,15 @@ fn main() -> Result<()> {
         "Trains a small character-level transformer on the Penn Treebank",
         &["--fake"],
     )?;
-    let [train, validation] = texts(args.assert)?;
-    let alphabet: Vec<char> = train.chars().collect::<BTreeSet<char>>().into_iter().collect();
-    let flow = windows(&train, &alphabet)?.shuffle().batch(BATCH);
+    let texts = text::treebank(args.assert)?;
+    let alphabet = Alphabet::of(&texts);
+    // Consecutive windows.
+    let windows =
+        |text: &str| -> Result<FromFn> { Ok(text::windows(alphabet.indices(text)?, CONTEXT, CONTEXT)) };
+    let flow = windows(&texts[0])?.shuffle().batch(BATCH);
     let passes = if args.full { 20 } else { 2 };
     let model = Model { characters: alphabet.len(), steps: passes * flow.size().unwrap_or(1) };
-    let validation = windows(&validation, &alphabet)?.batch(BATCH).keep_remainder();
+    let validation = windows(&texts[1])?.batch(BATCH).keep_remainder();
     let config = TrainConfig::new(model, flow)
         .callback(PeriodicTrigger::new(ModelSaver::new()).every_k_steps(500).every_k_epochs(1))
         .callback(InferenceRunner::new(validation, [ScalarStats::new("bits_per_character")]))

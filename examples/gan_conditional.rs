@@ -55,7 +55,7 @@ fn main() -> Result<()> {
     gan::add_coded_samples(gan.graph(), Init::Uniform(-1.0, 1.0), Z)?;
     let trained = gan::train(&args, gan, length, |gan, config| gan.train_together(config))?;
 
-    let recognized = gan::judge(&args, &trained)?;
+    let recognized = gan::judge(&args, &trained, &gan::Bar::USUAL)?;
     let digits: Vec<(usize, usize)> =
         recognized.iter().enumerate().filter_map(|(i, class)| Some((i, (*class)?))).collect();
     let right = digits.iter().filter(|&&(i, class)| gan::sample_code(i) == class).count();

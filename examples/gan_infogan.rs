@@ -61,7 +61,7 @@ fn main() -> Result<()> {
     let trained = gan::train(&args, gan, length, |gan, config| gan.train_together(config))?;
 
     let mut counts = [[0; 10]; gan::CODES];
-    for (i, class) in gan::judge(&args, &trained)?.into_iter().enumerate() {
+    for (i, class) in gan::judge(&args, &trained, &gan::Bar::USUAL)?.into_iter().enumerate() {
         class.into_iter().for_each(|class| counts[gan::sample_code(i)][class] += 1);
     }
     let digits: usize = counts.iter().flatten().sum();

@@ -13,12 +13,23 @@ const CLASSES: usize = 10;
 const SURE: f64 = 0.9;
 /// A class is found if at least one sample in a hundred counts as it.
 const SHARE: usize = 100;
-/// `--assert` requires this many classes, and that more than half of the samples count.
-const ENOUGH: usize = 8;
+
+/// The result that `--assert` requires.
+pub(crate) struct Bar {
+    /// The number of classes.
+    pub(crate) classes: usize,
+    /// More than this part of the samples must count, in percent.
+    pub(crate) percent: usize,
+}
+
+impl Bar {
+    /// The bar of most examples.
+    pub(crate) const USUAL: Bar = Bar { classes: 8, percent: 50 };
+}
 
 /// Prints the classifier's evaluation of a trained generator's samples, and returns the class of each
-/// sample that counts as a digit. With `--assert`, a poor result is an error.
-pub(crate) fn judge(args: &TrainArgs, trained: &Trained) -> Result<Vec<Option<usize>>> {
+/// sample that counts as a digit. With `--assert`, a result below the bar is an error.
+pub(crate) fn judge(args: &TrainArgs, trained: &Trained, bar: &Bar) -> Result<Vec<Option<usize>>> {
     if args.fake {
         return args.without(&["--assert"]).map(|()| Vec::new());
     }
@@ -32,8 +43,9 @@ pub(crate) fn judge(args: &TrainArgs, trained: &Trained) -> Result<Vec<Option<us
     let classes = found.iter().filter(|&&n| n * SHARE >= of).count();
     say!("of {of} samples {sure} are digits with confidence over {SURE}; for each digit {found:?}");
     say!("classes found: {classes} of {CLASSES}");
-    if args.assert && (classes < ENOUGH || 2 * sure <= of) {
-        let why = format!("fewer than {ENOUGH} classes found, or confidence over {SURE} in too few samples");
+    if args.assert && (classes < bar.classes || 100 * sure <= bar.percent * of) {
+        let why =
+            format!("fewer than {} classes found, or confidence over {SURE} in too few samples", bar.classes);
         return Err(Error::argument(why));
     }
     Ok(recognized)

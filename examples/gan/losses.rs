@@ -1,5 +1,6 @@
 //! The losses of generator and discriminator.
 
+use tensorpack::graph::UPDATE_OPS;
 use tensorpack::prelude::*;
 
 /// The losses of the two players.
@@ -45,6 +46,36 @@ impl Losses {
         let d_loss = d_loss.named("d_loss");
         let g_loss = (-fake.mean()).named("g_loss");
         t.moving_summary(&[&d_loss, &g_loss, &distance]);
+        Losses { d_loss, g_loss }
+    }
+
+    /// The losses of BEGAN (Berthelot et al., 2017), from the reconstruction errors of an auto-encoder for
+    /// real images and for fakes. The auto-encoder tries to reconstruct real images well and fakes badly,
+    /// the generator to make fakes that it reconstructs well.
+    ///
+    /// The variable `k` weighs the errors of fakes. It moves by `rate` times the difference of `gamma *
+    /// real` and `fake`, so that the errors of fakes become `gamma` times those of real images. Statistics:
+    /// `k`, and `measure`, which falls as training converges.
+    pub(crate) fn boundary_equilibrium(
+        t: &TowerContext,
+        [real, fake]: [&Tensor; 2],
+        gamma: f64,
+        rate: f64,
+    ) -> Losses {
+        let k = t.variable(VariableSpec::new("k", []).init(Init::zeros()).non_trainable());
+        let d_loss = (real - k.value() * fake).named("d_loss");
+        let g_loss = fake.named("g_loss");
+        // All towers share one k, which follows their mean errors.
+        let real = t.all_reduce_mean("mean_real", &real.stop_gradient()).named("loss_real");
+        let fake = t.all_reduce_mean("mean_fake", &fake.stop_gradient()).named("loss_fake");
+        let balance = &real * gamma - &fake;
+        let measure = (&real + balance.abs()).named("measure");
+        if t.is_main_training_tower() {
+            let update = k.update(|k| (k + balance * rate).clip(0.0, 1.0));
+            t.graph().add_op_to_collection(UPDATE_OPS, &update);
+        }
+        t.moving_summary(&[&d_loss, &real, &fake, &measure]);
+        t.summary(&[k.value()]);
         Losses { d_loss, g_loss }
     }
 }

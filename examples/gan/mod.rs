@@ -19,7 +19,7 @@ mod trainer;
 pub(crate) use codes::{CODES, sample_code, sample_codes, with_code};
 pub(crate) use data::{data, image_spec, labeled_data, real_images};
 pub(crate) use dcgan::train_dcgan;
-pub(crate) use judge::judge;
+pub(crate) use judge::{Bar, judge};
 pub(crate) use losses::Losses;
 pub(crate) use model::GanModelDesc;
 pub(crate) use nets::{discriminator, discriminator_features, generator, head};

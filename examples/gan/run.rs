@@ -1,6 +1,6 @@
 //! A complete run: training with sample images, then the evaluation.
 
-use super::{GanTrainer, judge, sample_grid};
+use super::{Bar, GanTrainer, judge, sample_grid};
 use tensorpack::prelude::*;
 use tensorpack::train::{TrainArgs, Trained};
 
@@ -27,5 +27,5 @@ pub(crate) fn run(
     length: (u64, u64),
     step: impl FnOnce(GanTrainer, RunConfig) -> Result<Trained>,
 ) -> Result<()> {
-    judge(args, &train(args, gan, length, step)?).map(|_| ())
+    judge(args, &train(args, gan, length, step)?, &Bar::USUAL).map(|_| ())
 }

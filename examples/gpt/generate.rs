@@ -2,6 +2,7 @@
 //! token does not depend on how many came before.
 
 use super::model::{Decoding, Gpt, TOKENS};
+use super::text::draw;
 use tensorpack::prelude::*;
 use tensorpack::runtime::IntoFetch;
 use tensorpack::tensor::CounterRng;
@@ -79,7 +80,7 @@ impl Generator {
         let mut finished = vec![false; self.texts];
         for i in prompt.len()..length {
             let drawn: Vec<u8> = (0..self.texts)
-                .map(|text| draw(&logits[text], temperature, rng.uniform(text as u64, i as u64)))
+                .map(|text| draw(&logits[text], temperature, rng.uniform(text as u64, i as u64)) as u8)
                 .collect();
             for ((line, finished), &token) in lines.iter_mut().zip(&mut finished).zip(&drawn) {
                 *finished |= token == b'\n';
@@ -94,16 +95,4 @@ impl Generator {
         }
         Ok(lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect())
     }
-}
-
-/// Draws a token for a number from 0 to 1.
-fn draw(logits: &[f64], temperature: f64, uniform: f64) -> u8 {
-    let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let weights: Vec<f64> = logits.iter().map(|l| ((l - most) / temperature).exp()).collect();
-    let mut left = uniform * weights.iter().sum::<f64>();
-    let drawn = weights.iter().position(|w| {
-        left -= w;
-        left < 0.0
-    });
-    drawn.unwrap_or(TOKENS - 1) as u8
 }

@@ -10,6 +10,8 @@
 
 mod generate;
 mod model;
+#[path = "../text/mod.rs"]
+mod text;
 
 use clap::Parser;
 use generate::Generator;

@@ -1,9 +1,15 @@
 //! Tests of the language models in `examples/`, compiled from the same files.
 
+#![allow(clippy::duplicate_mod, reason = "several examples share `text`")]
+
 mod attention;
 #[expect(dead_code, reason = "only the model is looked at")]
 #[path = "../../examples/char_lm.rs"]
 mod char_lm;
+#[expect(dead_code, reason = "only model and generator are looked at")]
+#[path = "../../examples/char_rnn.rs"]
+mod char_rnn;
+mod characters;
 mod curve;
 #[path = "../../examples/gpt/generate.rs"]
 mod generate;
@@ -14,3 +20,5 @@ mod model;
 #[path = "../../examples/ptb_lstm.rs"]
 mod ptb_lstm;
 mod recurrence;
+#[path = "../../examples/text/mod.rs"]
+mod text;

@@ -4,6 +4,7 @@
 mod gan;
 
 use gan::{GanModelDesc, GanTrainer, Losses};
+use std::path::Path;
 use tensorpack::dataflow::FromFn;
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::prelude::*;
@@ -97,4 +98,74 @@ fn alternating_training_counts_steps() {
     assert_eq!(second.session.run_index().unwrap(), 10 + 5);
     let e = trainer(1).train_in_turn(config(), 2, 3).err().unwrap();
     assert_mentions(&e, &["periods", "2", "3"]);
+}
+
+/// Errors of BEGAN that training does not change: a quarter of the point's mean for fakes.
+struct ConstantErrors;
+
+/// The target ratio of the errors, and how fast `k` moves.
+const GAMMA: f64 = 0.5;
+const RATE: f64 = 0.01;
+
+impl GanModelDesc for ConstantErrors {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::f32("point", [None, Some(2)])]
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Losses {
+        let one = |name| t.variable(VariableSpec::new(name, []).init(Init::Constant(1.0)));
+        let d = one("discrim/scale");
+        let real = inputs[0].mean() * d.value();
+        let fake = &real * one("gen/scale").value() * 0.25;
+        Losses::boundary_equilibrium(t, [&real, &fake], GAMMA, RATE)
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Sgd::new(0.0).boxed()
+    }
+}
+
+/// Trains for this many epochs of 10 steps on points that are all 0.8, or 0.6 and 1.0 with two towers.
+fn train_balanced(config: RunConfig, towers: usize, epochs: u64) -> Trained {
+    let flow = FromFn::new(u64::MAX / 2, move |index| {
+        let value = 0.8 + if towers == 1 { 0.0 } else { 0.4 * (index % 2) as f32 - 0.2 };
+        Ok(vec![HostTensor::new([1, 2], vec![value; 2])?])
+    });
+    let gan = GanTrainer::new(ConstantErrors, FeedInput::new(flow).boxed(), towers).unwrap();
+    gan.train_together(config.steps_per_epoch(10).max_epoch(epochs)).unwrap()
+}
+
+/// The value of BEGAN's `k`.
+fn k_of(trained: &Trained) -> f64 {
+    trained.session.read("k").unwrap().to_scalar().unwrap()
+}
+
+#[test]
+fn the_balance_of_began_follows_the_mean_errors_of_all_towers() {
+    // A step adds 0.01 * (0.5 * 0.8 - 0.2).
+    let (change, steps) = (RATE * (GAMMA * 0.8 - 0.2), 20.0);
+    for towers in [1, 2] {
+        let trained = train_balanced(RunConfig::new().no_logdir(), towers, 2);
+        assert!((k_of(&trained) - steps * change).abs() < 1e-6, "{towers} towers: {}", k_of(&trained));
+        let measure = trained.monitors.latest("measure").unwrap();
+        assert!((measure - 1.0).abs() < 1e-5, "{towers} towers: {measure}");
+    }
+    // It ends at 1.
+    assert_eq!(k_of(&train_balanced(RunConfig::new().no_logdir(), 1, 60)), 1.0);
+}
+
+#[test]
+fn began_resumes_with_its_balance() {
+    let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let train = |dir: &Path, epochs| {
+        train_balanced(RunConfig::new().callback(ModelSaver::new()).logdir(dir), 1, epochs)
+    };
+    let at_once = train(whole.path(), 3);
+    train(parts.path(), 1);
+    let resumed = train(parts.path(), 3);
+    assert!(k_of(&at_once) > 0.0);
+    assert_eq!(k_of(&resumed), k_of(&at_once));
+    let stats = |dir: &Path| std::fs::read_to_string(dir.join("stats.jsonl")).unwrap();
+    assert!(["\"k\"", "\"measure\""].iter().all(|name| stats(whole.path()).contains(name)));
+    assert_eq!(stats(parts.path()), stats(whole.path()));
 }
