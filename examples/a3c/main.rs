@@ -32,7 +32,8 @@ struct Args {
 }
 
 fn main() -> Result<()> {
-    let args: Args = tensorpack::command_line::parse_without(&["--trainer", "--fake", "--full"])?;
+    let args: Args =
+        tensorpack::command_line::parse_without(&["--trainer", "--precision", "--fake", "--full"])?;
     let (rules, args) = (args.game, args.train);
     let epochs = args.max_epoch.unwrap_or(40);
     let steps_per_epoch = args.steps_per_epoch.unwrap_or(100);

@@ -30,7 +30,8 @@ struct Args {
 }
 
 fn main() -> Result<()> {
-    let args: Args = tensorpack::command_line::parse_without(&["--trainer", "--fake", "--full"])?;
+    let args: Args =
+        tensorpack::command_line::parse_without(&["--trainer", "--precision", "--fake", "--full"])?;
     let (rules, args) = (args.game, args.train);
     let epochs = args.max_epoch.unwrap_or(match rules {
         Rules::CartPole => 20,

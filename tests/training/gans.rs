@@ -8,7 +8,7 @@ use tensorpack::dataflow::FromFn;
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
-use tensorpack::train::Trained;
+use tensorpack::train::{TrainArgs, Trained};
 use tensorpack_testing::assert_mentions;
 
 /// Examples of a step, over all towers.
@@ -58,8 +58,14 @@ fn points(batch: usize) -> Box<dyn InputSource> {
 }
 
 fn trainer(towers: usize) -> GanTrainer {
-    let batch = TOTAL / towers;
-    GanTrainer::new(Points { batch }, points(batch), towers).unwrap()
+    let devices: Vec<String> = (0..towers).map(|i| format!("cpu:{i}")).collect();
+    trainer_with(&["--trainer", "sync-replicated", "--devices", &devices.join(",")])
+}
+
+fn trainer_with(options: &[&str]) -> GanTrainer {
+    let args = TrainArgs::parse_options(options.iter().copied()).unwrap();
+    let batch = TOTAL / args.towers();
+    GanTrainer::new(Points { batch }, points(batch), &args).unwrap()
 }
 
 fn config() -> RunConfig {
@@ -97,4 +103,13 @@ fn alternating_training_counts_steps() {
     assert_eq!(second.session.run_index().unwrap(), 10 + 5);
     let e = trainer(1).train_in_turn(config(), 2, 3).err().unwrap();
     assert_mentions(&e, &["periods", "2", "3"]);
+}
+
+#[test]
+fn the_precision_of_the_command_line_is_that_of_the_towers() {
+    for precision in [Precision::Bf16, Precision::F16] {
+        let gan = trainer_with(&["--precision", precision.name()]);
+        assert_eq!(gan.graph().precision(), precision);
+        gan.train_together(config().precision(precision)).unwrap();
+    }
 }
