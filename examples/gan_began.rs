@@ -93,7 +93,7 @@ fn main() -> Result<()> {
     };
     let batch = 32;
     let model = Began { batch, learning_rate };
-    let gan = GanTrainer::new(model, gan::data(&args, batch)?, gan::towers(&args)?)?;
+    let gan = GanTrainer::new(model, gan::data(&args, batch)?, &args)?;
     gan::add_samples(gan.graph(), Init::Uniform(-1.0, 1.0), Z, generator)?;
     // An auto-encoder that learns as fast as the generator leaves it nothing to gain.
     let trained = gan::train(&args, gan, length, |gan, config| gan.train_in_turn(config, 2, 1))?;

@@ -51,7 +51,7 @@ fn main() -> Result<()> {
     // The original's schedule is 100 epochs of 500 steps with 128 images each.
     let (batch, length) = if args.full { (128, (100, 500)) } else { (64, (8, 500)) };
     let input = gan::labeled_data(&args, batch)?;
-    let gan = GanTrainer::new(Conditional { batch }, input, gan::towers(&args)?)?;
+    let gan = GanTrainer::new(Conditional { batch }, input, &args)?;
     gan::add_coded_samples(gan.graph(), Init::Uniform(-1.0, 1.0), Z)?;
     let trained = gan::train(&args, gan, length, |gan, config| gan.train_together(config))?;
 

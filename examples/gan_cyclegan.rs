@@ -135,7 +135,7 @@ fn main() -> Result<()> {
         true => DummyConstantInput::new([vec![batch, 32, 32, 1], vec![batch, 32, 32, 3]]).boxed(),
         false => QueueInput::new(train.shuffle().batch(batch)).boxed(),
     };
-    let gan = GanTrainer::new(CycleGan { sizes }, input, gan::towers(&args)?)?;
+    let gan = GanTrainer::new(CycleGan { sizes }, input, &args)?;
     pairs::add_outputs(gan.graph(), colorize(sizes))?;
     let trained = gan::train(&args, gan, length, |gan, config| {
         let rate = ScheduledHyperParamSetter::new("learning_rate", [(100, 2e-4), (195, 0.0)]);

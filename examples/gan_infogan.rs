@@ -56,7 +56,7 @@ fn main() -> Result<()> {
     let args = TrainArgs::parse_program("Trains an InfoGAN on MNIST", &[])?;
     // The original's schedule is 100 epochs of 500 steps with 128 images each.
     let (batch, length) = if args.full { (128, (100, 500)) } else { (64, (8, 500)) };
-    let gan = GanTrainer::new(InfoGan { batch }, gan::data(&args, batch)?, gan::towers(&args)?)?;
+    let gan = GanTrainer::new(InfoGan { batch }, gan::data(&args, batch)?, &args)?;
     gan::add_coded_samples(gan.graph(), Init::Uniform(-1.0, 1.0), Z)?;
     let trained = gan::train(&args, gan, length, |gan, config| gan.train_together(config))?;
 

@@ -103,7 +103,7 @@ fn main() -> Result<()> {
         true => DummyConstantInput::new([vec![batch, 32, 32, 1], vec![batch, 32, 32, 3]]).boxed(),
         false => QueueInput::new(train.shuffle().batch(batch)).boxed(),
     };
-    let gan = GanTrainer::new(Pix2Pix, input, gan::towers(&args)?)?;
+    let gan = GanTrainer::new(Pix2Pix, input, &args)?;
     pairs::add_outputs(gan.graph(), generator)?;
     let trained = gan::train(&args, gan, length, |gan, config| {
         let rate = ScheduledHyperParamSetter::new("learning_rate", [(200, 1e-4)]);

@@ -52,7 +52,7 @@ fn main() -> Result<()> {
     };
     let batch = 64;
     let model = Wgan { batch, learning_rate };
-    let gan = GanTrainer::new(model, gan::data(&args, batch)?, gan::towers(&args)?)?;
+    let gan = GanTrainer::new(model, gan::data(&args, batch)?, &args)?;
     gan::add_samples(gan.graph(), Init::Uniform(-1.0, 1.0), Z, gan::generator)?;
     gan::run(&args, gan, length, |gan, config| gan.train_in_turn(config, 1, 5))
 }

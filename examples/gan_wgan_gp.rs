@@ -54,7 +54,7 @@ fn main() -> Result<()> {
     let args = TrainArgs::parse_program("Trains a Wasserstein GAN with gradient penalty on MNIST", &[])?;
     // The original's schedule is 200 epochs of 300 steps with 64 images each.
     let (batch, length) = if args.full { (64, (200, 300)) } else { (32, (48, 500)) };
-    let gan = GanTrainer::new(WganGp { batch }, gan::data(&args, batch)?, gan::towers(&args)?)?;
+    let gan = GanTrainer::new(WganGp { batch }, gan::data(&args, batch)?, &args)?;
     gan::add_samples(gan.graph(), Init::Normal(0.0, 1.0), Z, gan::generator)?;
     gan::run(&args, gan, length, |gan, config| gan.train_in_turn(config, 1, 5))
 }

@@ -254,6 +254,13 @@ fn bad_classes_and_tokens_are_errors() {
     assert_mentions(error(0, 2), &["label 2", "0..2"]);
     assert_mentions(error(3, 1), &["prediction 3", "0..2"]);
     assert_mentions(error(0, -1), &["label -1", "negative"]);
+    let batch = || vec![ints(&[2], &[1, 2]), ints(&[2], &[1, -1])];
+    let auc: Inferencers = vec![Box::new(Auc::new("chosen", "label"))];
+    assert_mentions(statistics(&specs, vec![batch()], auc, 1).unwrap_err(), &["element 1 of label is -1"]);
+    let binary: Inferencers = vec![Box::new(BinaryClassificationStats::new("chosen", "label"))];
+    assert_mentions(statistics(&specs, vec![batch()], binary, 1).unwrap_err(), &["element 1 of chosen is 2"]);
+    let wrong: Inferencers = vec![Box::new(ClassificationError::new("label"))];
+    assert_mentions(statistics(&specs, vec![batch()], wrong, 1).unwrap_err(), &["label is -1, not 0 or 1"]);
     let batch = vec![ints(&[1], &[0]), ints(&[1], &[0])];
     let wer = WordErrorRate::new("chosen", "label");
     let e = statistics(&specs, vec![batch], vec![Box::new(wer)], 1).unwrap_err();

@@ -193,3 +193,27 @@ fn all_layers_are_tested() {
     let is_tested = |name: &&str| LAYERS.iter().any(|(tested, ..)| tested.split(' ').next() == Some(name));
     assert_eq!(names.iter().filter(|name| !is_tested(name)).collect::<Vec<_>>(), Vec::<&&str>::new());
 }
+
+/// In 16 bits a mask must not become the lowest f32, which is minus infinity there.
+#[test]
+fn attention_in_16_bits_is_zero_where_all_keys_are_masked() {
+    let dir = tempfile::tempdir().unwrap();
+    let (x, lengths) = (batch(3, SEQUENCE), HostTensor::new([3], vec![0i32, 2, 5]).unwrap());
+    for precision in [Precision::Bf16, Precision::F16] {
+        let specs = vec![TensorSpec::f32("x", [None, Some(5), Some(4)]), TensorSpec::i32("lengths", [None])];
+        let tower = TowerFunc::new(specs, |_, inputs| {
+            let x = inputs[0].expand_dims(2);
+            let options = AttentionOptions::default().lengths(&inputs[1]);
+            vec![x.attention(&x, &x, &options).cast(DType::F32).named("y")]
+        });
+        let config = PredictConfig::from_tower(tower.unwrap(), ["y"]).precision(precision);
+        let original = OfflinePredictor::new(config).unwrap();
+        let path = dir.path().join(format!("{precision}.onnx"));
+        original.export_onnx(&path, &OnnxOptions::default()).unwrap();
+        let read = ExportedModel::load(&path).unwrap().predict(&[&x, &lengths]).unwrap().remove(0);
+        let wanted = original.predict(&[&x, &lengths]).unwrap().remove(0);
+        assert!(read.to_f64_vec()[..20].iter().all(|y| *y == 0.0), "{precision}: {read:?}");
+        let error = relative_error(&read, &wanted);
+        assert!(error < 0.02, "{precision}: {error:.1e}");
+    }
+}

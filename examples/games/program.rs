@@ -35,7 +35,8 @@ pub(crate) fn run(
     length: impl Fn(Rules) -> (u64, u64),
     train: impl FnOnce(Run) -> Result<Trained>,
 ) -> Result<()> {
-    let args: Args = tensorpack::command_line::parse_without(&["--trainer", "--fake", "--full"])?;
+    let args: Args =
+        tensorpack::command_line::parse_without(&["--trainer", "--precision", "--fake", "--full"])?;
     let (rules, args) = (args.game, args.train);
     let (epochs, steps_per_epoch) = length(rules);
     let epochs = args.max_epoch.unwrap_or(epochs);

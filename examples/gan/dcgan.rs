@@ -2,7 +2,7 @@
 
 use super::{
     GanModelDesc, GanTrainer, Losses, add_samples, data, discriminator, generator, image_spec, real_images,
-    run, towers,
+    run,
 };
 use tensorpack::prelude::*;
 use tensorpack::train::{TrainArgs, Trained};
@@ -40,7 +40,7 @@ pub(crate) fn train_dcgan(
 ) -> Result<()> {
     // The original's schedule is 200 epochs of 300 steps with 128 images each.
     let (batch, length) = if args.full { (128, (200, 300)) } else { (64, (16, 500)) };
-    let gan = GanTrainer::new(Dcgan { batch }, data(args, batch)?, towers(args)?)?;
+    let gan = GanTrainer::new(Dcgan { batch }, data(args, batch)?, args)?;
     add_samples(gan.graph(), Init::Uniform(-1.0, 1.0), Z, generator)?;
     run(args, gan, length, train)
 }

@@ -25,4 +25,4 @@ pub(crate) use model::GanModelDesc;
 pub(crate) use nets::{discriminator, discriminator_features, generator, head};
 pub(crate) use run::{run, train};
 pub(crate) use samples::{add_coded_samples, add_samples, sample_grid};
-pub(crate) use trainer::{GanTrainer, towers};
+pub(crate) use trainer::GanTrainer;

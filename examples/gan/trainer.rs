@@ -16,14 +16,16 @@ pub(crate) struct GanTrainer {
 }
 
 impl GanTrainer {
-    /// Builds the model on this many towers, each with its own batch. Gradients are averaged over the
-    /// towers; batch normalization is separate in each tower.
+    /// Builds the model on the towers and in the precision of the command line. Each tower has its own
+    /// batch. Gradients are averaged over the towers; batch normalization is separate in each tower.
     pub(crate) fn new(
         model: impl GanModelDesc + 'static,
         mut input: Box<dyn InputSource>,
-        towers: usize,
+        args: &TrainArgs,
     ) -> Result<GanTrainer> {
+        let towers = towers(args)?;
         let graph = Graph::new();
+        graph.set_precision(args.precision.unwrap_or_default());
         let model = Rc::new(model);
         let builder = model.clone();
         let mut tower = TowerFunc::new(model.inputs(), move |t, inputs| {
@@ -96,7 +98,7 @@ impl Iteration for InTurn {
 }
 
 /// The number of towers given on the command line.
-pub(crate) fn towers(args: &TrainArgs) -> Result<usize> {
+fn towers(args: &TrainArgs) -> Result<usize> {
     match args.trainer.as_deref() {
         None | Some("simple" | "queue" | "sync-ps" | "sync-replicated") => Ok(args.towers()),
         Some(other) => Err(Error::argument(format!("the trainer {other:?} does not support GANs"))

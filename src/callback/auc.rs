@@ -1,7 +1,7 @@
 //! Areas under the curves of a binary classifier.
 
 use super::Inferencer;
-use super::inferencer::{PREFIX, prefixed};
+use super::inferencer::{PREFIX, prefixed, zeros_and_ones};
 use crate::graph::Tensor;
 use crate::tower::TowerHandle;
 use tensorpack_tensor::{Error, HostTensor, Result};
@@ -45,14 +45,14 @@ impl Inferencer for Auc {
     }
 
     fn batch(&mut self, values: &[HostTensor], _: usize) -> Result<()> {
-        let (scores, labels) = (values[0].to_f64_vec(), values[1].to_f64_vec());
+        let (scores, labels) = (values[0].to_f64_vec(), zeros_and_ones(&values[1], &self.label)?);
         if scores.len() != labels.len() {
             return Err(Error::shape(format!("{} scores and {} labels", scores.len(), labels.len())));
         }
         if let Some(i) = scores.iter().position(|score| score.is_nan()) {
             return Err(Error::argument(format!("element {i} of {} is NaN", self.score)));
         }
-        self.examples.extend(scores.into_iter().zip(labels.into_iter().map(|label| label != 0.0)));
+        self.examples.extend(scores.into_iter().zip(labels));
         Ok(())
     }
 

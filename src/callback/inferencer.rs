@@ -33,6 +33,16 @@ pub(super) fn prefixed(prefix: &str, name: &str) -> String {
     if prefix.is_empty() { name.into() } else { format!("{prefix}_{name}") }
 }
 
+/// Returns which elements of the tensor `name` are ones. Any other value but zero is an error: a
+/// probability or a label of -1 would count as a one.
+pub(super) fn zeros_and_ones(tensor: &HostTensor, name: &str) -> Result<Vec<bool>> {
+    let values = tensor.to_f64_vec();
+    match values.iter().position(|v| *v != 0.0 && *v != 1.0) {
+        Some(i) => Err(Error::argument(format!("element {i} of {name} is {}, not 0 or 1", values[i]))),
+        None => Ok(values.into_iter().map(|v| v == 1.0).collect()),
+    }
+}
+
 /// The mean of scalars over all examples. Batches are weighted by size, so a smaller last batch is
 /// handled correctly.
 #[derive(Clone, Debug)]
@@ -166,8 +176,9 @@ impl Inferencer for ClassificationError {
     }
 
     fn batch(&mut self, values: &[HostTensor], _: usize) -> Result<()> {
-        self.wrong += values[0].to_f64_vec().iter().sum::<f64>();
-        self.examples += values[0].len() as f64;
+        let wrong = zeros_and_ones(&values[0], &self.tensor)?;
+        self.wrong += wrong.iter().filter(|wrong| **wrong).count() as f64;
+        self.examples += wrong.len() as f64;
         Ok(())
     }
 
@@ -224,13 +235,14 @@ impl Inferencer for BinaryClassificationStats {
     }
 
     fn batch(&mut self, values: &[HostTensor], _: usize) -> Result<()> {
-        let (predicted, label) = (values[0].to_f64_vec(), values[1].to_f64_vec());
+        let predicted = zeros_and_ones(&values[0], &self.prediction)?;
+        let label = zeros_and_ones(&values[1], &self.label)?;
         if predicted.len() != label.len() {
             let why = format!("{} predictions and {} labels", predicted.len(), label.len());
             return Err(Error::shape(why));
         }
-        for (p, l) in predicted.iter().zip(&label) {
-            let (p, l) = (f64::from(u8::from(*p != 0.0)), f64::from(u8::from(*l != 0.0)));
+        for (p, l) in predicted.into_iter().zip(label) {
+            let [p, l] = [p, l].map(|is_one| f64::from(u8::from(is_one)));
             self.predicted += p;
             self.positive += l;
             self.both += p * l;

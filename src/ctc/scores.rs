@@ -44,10 +44,13 @@ impl Scores {
             let sum = row.iter().map(|v| (v - top).exp()).sum::<f64>().ln() + top;
             row.iter_mut().for_each(|v| *v -= sum);
         }
-        let lengths: Vec<usize> = lengths.to_f64_vec().iter().map(|&n| n.max(0.0) as usize).collect();
-        match lengths.iter().find(|&&n| n > time) {
+        let lengths = lengths.to_f64_vec();
+        match lengths.iter().find(|&&n| n < 0.0 || n > time as f64) {
             Some(n) => Err(Error::argument(format!("a length is {n}, but there are {time} steps"))),
-            None => Ok(Scores { values, time, classes, lengths }),
+            None => {
+                let lengths = lengths.into_iter().map(|n| n as usize).collect();
+                Ok(Scores { values, time, classes, lengths })
+            }
         }
     }
 

@@ -76,18 +76,23 @@ impl Linear {
     /// Applies the layer, creating (or sharing) `name/W` and `name/b`.
     #[track_caller]
     pub fn apply(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
-        let layer = t.with_scope_defaults(self);
+        t.with_scope_defaults(self).build(t, name, x)
+    }
+
+    /// Applies the layer without the defaults of scopes: as a part of another layer.
+    #[track_caller]
+    pub(super) fn build(&self, t: &TowerContext, name: &str, x: &Tensor) -> Tensor {
         t.layer(name, x, |t| {
             if x.is_poison() {
                 return x.clone();
             }
-            let x = if x.rank() > 2 && !*layer.last_axis { x.flatten(1) } else { x.clone() };
+            let x = if x.rank() > 2 && !*self.last_axis { x.flatten(1) } else { x.clone() };
             let Some(inputs) = channels(&x, 2..) else {
                 let why = format!("expected [batch, features] with known features, got {}", x.shape());
                 return x.fail("Linear", Error::shape(why));
             };
-            let y = x.matmul(&layer.weights.weight(t, [inputs, layer.units], &x));
-            layer.weights.finish(t, y, layer.units)
+            let y = x.matmul(&self.weights.weight(t, [inputs, self.units], &x));
+            self.weights.finish(t, y, self.units)
         })
     }
 }

@@ -188,9 +188,9 @@ impl MultiHeadAttention {
         // A key bias would add the same value to all scores of a query; the softmax cancels it.
         let key = self.linear(kv_heads * width).no_bias();
         Some(Projected {
-            query: split(&self.linear(features).apply(t, "query", x), self.heads),
-            key: split(&key.apply(t, "key", memory), kv_heads),
-            value: split(&self.linear(kv_heads * width).apply(t, "value", memory), kv_heads),
+            query: split(&self.linear(features).build(t, "query", x), self.heads),
+            key: split(&key.build(t, "key", memory), kv_heads),
+            value: split(&self.linear(kv_heads * width).build(t, "value", memory), kv_heads),
         })
     }
 
@@ -209,7 +209,7 @@ impl MultiHeadAttention {
         };
         let heads = query.attention(key, value, &options).merge_dims(2, 2);
         match channels(&heads, 3..=3) {
-            Some(features) => self.linear(features).apply(t, "out", &heads),
+            Some(features) => self.linear(features).build(t, "out", &heads),
             None => heads,
         }
     }

@@ -93,9 +93,9 @@ pub(super) fn run<R: Recurrence<S, W>, const S: usize, const W: usize>(
     if x.is_poison() {
         return (x.clone(), None);
     }
-    let steps = x.shape().get(1).and_then(|d| d.known());
-    let features = channels(x, 3..=3).filter(|_| steps != Some(0));
-    let Some(features) = features else {
+    // A loop may have no steps; a list of outputs to stack may not be empty.
+    let steps = x.shape().get(1).and_then(|d| d.known()).filter(|&steps| steps > 0);
+    let Some(features) = channels(x, 3..=3) else {
         let why = format!("expected [batch, time, features] with known features, got {}", x.shape());
         return (x.fail(R::KIND, Error::shape(why)), None);
     };

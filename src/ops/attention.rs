@@ -166,7 +166,13 @@ impl Form {
         let mut weights;
         if self.mask || self.bias {
             // Where all keys are masked the result is zero, but a softmax of infinities is NaN.
-            let lowest = cx.scalar(f64::from(f32::MIN), dtype)?;
+            // In 16 bits, the lowest f32 is minus infinity.
+            let lowest = match dtype {
+                DType::F16 => f64::from(half::f16::MIN),
+                DType::Bf16 => f64::from(half::bf16::MIN),
+                _ => f64::from(f32::MIN),
+            };
+            let lowest = cx.scalar(lowest, dtype)?;
             let alive = cx.elementwise("Greater", &[&scores, &lowest], &[], DType::Bool)?;
             let finite = cx.elementwise("Where", &[&alive, &scores, &lowest], &[], dtype)?;
             weights = cx.node("Softmax", &[&finite], &last, dtype, shape.clone())?;

@@ -7,13 +7,17 @@ use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// No plan is asked for more examples than this.
 const MOST: usize = 1 << 24;
+/// The first batch that a model takes is sought up to this one. Batch normalization of features needs
+/// two examples, and a model may divide its batch into groups.
+const MOST_FIRST: usize = 256;
 /// The search ends after this many powers of two in a row that do not fit. One is not enough: kernels
 /// divide their work by sizes, so the scratch memory of a larger batch may be smaller.
 const MISSES: usize = 3;
 
 /// Returns the largest number of examples for each tower with which a training step of this
-/// configuration fits into its memory limit, or else into the available memory. One more does not
-/// fit.
+/// configuration fits into its memory limit, or else into the available memory. The next larger batch
+/// that the model takes does not fit: one more example, or one more group where it needs whole groups
+/// ([`virtual_batch_size`](crate::nn::BatchNorm::virtual_batch_size)).
 ///
 /// Asks the engine's plans; nothing is trained, and nothing but the variables is allocated. With a
 /// limit ([`TrainConfig::memory_limit`]), parts of the forward pass may be computed again for it, as
@@ -43,23 +47,27 @@ pub(super) fn search(
             inputs.iter().zip(&sizes).map(|((name, dtype, _), n)| (&name[..], *dtype, &n[..])).collect();
         session.fits(fetches, &feeds, limit)
     };
-    if !fits(1)? {
-        return Err(Error::new(ErrorKind::Memory, "a batch of one example does not fit into memory")
+    let Batches { first, step } = Batches::new(&fits)?;
+    let fits = |n: usize| fits(first + n * step);
+    if !fits(0)? {
+        let examples = if first == 1 { "one example".to_string() } else { format!("{first} examples") };
+        return Err(Error::new(ErrorKind::Memory, format!("a batch of {examples} does not fit into memory"))
             .note("use a smaller model, a larger limit, or another device"));
     }
-    let (mut fit, mut too_large) = (1, Vec::new());
-    for batch in (1..).map(|n| 1 << n).take_while(|n| *n <= MOST) {
-        if fits(batch)? {
-            (fit, too_large) = (batch, Vec::new());
+    // The first 2, 4, 8, .. batches that the model takes.
+    let (mut fit, mut too_large) = (0, Vec::new());
+    for n in (1..).map(|k| (1 << k) - 1).take_while(|n| first + n * step <= MOST) {
+        if fits(n)? {
+            (fit, too_large) = (n, Vec::new());
         } else {
-            too_large.push(batch);
+            too_large.push(n);
         }
         if too_large.len() == MISSES {
             break;
         }
     }
     let Some(&(mut exceeds)) = too_large.first() else {
-        let why = format!("{MOST} examples fit into memory");
+        let why = format!("{} examples fit into memory", first + fit * step);
         return Err(Error::argument(why).note("no input depends on the batch, or there is no limit"));
     };
     while exceeds - fit > 1 {
@@ -70,7 +78,37 @@ pub(super) fn search(
             exceeds = middle;
         }
     }
-    Ok(fit)
+    Ok(first + fit * step)
+}
+
+/// The batches that a model takes: the smallest one, and the distance to the next.
+struct Batches {
+    first: usize,
+    step: usize,
+}
+
+impl Batches {
+    /// Finds them with `fits`, whose shape errors are batches that the model does not take. If it takes
+    /// none, returns the error of one example.
+    fn new(fits: &impl Fn(usize) -> Result<bool>) -> Result<Batches> {
+        let takes = |batch: usize| match fits(batch) {
+            Err(e) if e.kind() == ErrorKind::Shape => Ok(Err(e)),
+            fits => fits.map(|_| Ok(())),
+        };
+        let Err(e) = takes(1)? else { return Ok(Batches { first: 1, step: 1 }) };
+        let mut first = 2;
+        while takes(first)?.is_err() {
+            if first == MOST_FIRST {
+                return Err(e);
+            }
+            first += 1;
+        }
+        let mut step = 1;
+        while step < first && takes(first + step)?.is_err() {
+            step += 1;
+        }
+        Ok(Batches { first, step })
+    }
 }
 
 /// Returns the limit of a session that is about to be created: that of its options, or the available

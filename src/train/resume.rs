@@ -3,7 +3,7 @@
 use super::{Iteration, ranks};
 use crate::callback::{Callbacks, Position, TrainState};
 use crate::distributed::ProcessGroup;
-use crate::graph::{Frozen, VariableInfo};
+use crate::graph::{Frozen, Precision, VariableInfo};
 use crate::input::{InputSource, OtherTowers, Start};
 use crate::io::{CapturedCheckpoint, Checkpoint, CheckpointWriter, check_tag};
 use crate::runtime::CapturedValue;
@@ -180,7 +180,8 @@ pub(super) fn restore(
     Ok(())
 }
 
-/// Warns about settings that differ from those of the resumed run. Another seed is another run, and an error.
+/// Warns about settings that differ from those of the resumed run. Another seed is another run, and an error; so
+/// is a change from or to f16.
 fn check_settings(state: &TrainState, saved: &Value) -> Result<()> {
     let mut changed = Vec::new();
     for (key, now) in &state.settings {
@@ -191,6 +192,11 @@ fn check_settings(state: &TrainState, saved: &Value) -> Result<()> {
         }
         if key == "seed" {
             return Err(another_run(state, format!("its seed is {before}, not {now}")));
+        }
+        let f16 = Value::from(Precision::F16.name());
+        if key == "precision" && (*before == f16 || *now == f16) {
+            return Err(another_run(state, format!("its precision is {before}, not {now}"))
+                .note("a run in f16 has a loss scale, which a run in another precision lacks"));
         }
         changed.push(format!("{key} {now} (was {before})"));
     }

@@ -3,7 +3,7 @@
 use super::largest_batch::{self, Input};
 use super::{Iteration, RunConfig, Trained, Trainer};
 use crate::callback::Callback;
-use crate::graph::{Fetch, Graph, Tensor, TensorSpec};
+use crate::graph::{Fetch, Graph, Tensor, TensorSpec, UPDATE_OPS};
 use crate::predict::OnlinePredictor;
 use crate::runtime::{IntoFetch, Session};
 use crate::tower::{TowerContext, TowerFunc, Towers};
@@ -130,7 +130,10 @@ impl TowerTrainer {
             }
         }
         let cost = self.cost().map(|cost| Fetch::from(&cost));
-        let fetches: Vec<&dyn IntoFetch> = cost.iter().chain([&self.step]).map(|f| f as _).collect();
+        // By default, steps run the updates of batch normalization's running statistics, too.
+        let updates: Vec<Fetch> = self.graph().collection_ops(UPDATE_OPS).iter().map(Fetch::from).collect();
+        let fetches = cost.iter().chain([&self.step]).chain(&updates);
+        let fetches: Vec<&dyn IntoFetch> = fetches.map(|f| f as _).collect();
         let options = self.trainer.session_options(&config)?;
         let limit = largest_batch::limit(&options);
         let session = Session::with(self.graph().clone().freeze()?, options)?;

@@ -62,6 +62,19 @@ fn a_scope_ends_and_holds_for_its_type_of_layer_alone() {
     });
 }
 
+/// The projections of attention are parts of that layer, not linear layers of the model.
+#[test]
+fn attention_takes_no_defaults_of_linear_layers() {
+    let attend = |t: &TowerContext, x: &Tensor| {
+        let layer = MultiHeadAttention::new(1).init(Init::Identity);
+        layer.apply(t, "attention", &x.expand_dims(1)).squeeze(1)
+    };
+    let expected = run(attend);
+    let found = run(|t, x| t.argscope(|fc: Linear| fc.relu().no_bias(), |t| attend(t, x)));
+    assert!(expected.iter().any(|y| *y < 0.0), "{expected:?}");
+    assert_eq!(found, expected);
+}
+
 #[test]
 fn batch_norm_takes_momentum_and_epsilon_of_the_scope() {
     let graph = Graph::new();

@@ -155,3 +155,31 @@ fn no_batch_fits_into_a_limit_below_one_example() {
     assert_eq!(e.kind(), ErrorKind::Memory, "{e}");
     assert!(e.message().contains("one example"), "{e}");
 }
+
+/// Batch normalization of features takes no single example, and some models take whole groups only.
+#[test]
+fn the_largest_batch_is_one_that_the_model_takes() {
+    let normalized: Net = |t, x| BatchNorm::new().apply(t, "bn", &Linear::new(WIDTH).apply(t, "fc", x));
+    let groups: Net =
+        |t, x| BatchNorm::new().virtual_batch_size(4).apply(t, "bn", &Linear::new(WIDTH).apply(t, "fc", x));
+    for (net, step) in [(normalized, 1), (groups, 4)] {
+        let options = SessionOptions { threads: Some(1), ..SessionOptions::default() };
+        // The running statistics are updated with the step, and their updates take memory, too.
+        for groups in 20..28 {
+            let limit = Step::with_options(options.clone(), net).planned(4 * groups);
+            let config = |batch: usize| {
+                let flow = tensorpack::dataflow::FromList::new(vec![vec![random("x", &[batch, WIDTH])]]);
+                let config = TrainConfig::new(NetModel(net), flow).session(options.clone());
+                config.memory_limit(limit).no_logdir().max_epoch(1)
+            };
+            let batch = largest_batch(config(4), SimpleTrainer::new()).unwrap();
+            assert!(batch >= 50 && batch % step == 0, "{batch} examples");
+            launch_train_with_config(config(batch), SimpleTrainer::new()).unwrap();
+            let e = launch_train_with_config(config(batch + step), SimpleTrainer::new()).err().unwrap();
+            assert_eq!(e.kind(), ErrorKind::Memory, "{e}");
+        }
+    }
+    let never: Net = |t, x| Linear::new(WIDTH).apply(t, "fc", x).merge_dims(0, 2).split_dim(0, &[-1, 1009]);
+    let config = config(SessionOptions::default(), 1 << 30, never);
+    assert_eq!(largest_batch(config, SimpleTrainer::new()).unwrap_err().kind(), ErrorKind::Shape);
+}

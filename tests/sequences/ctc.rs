@@ -1,6 +1,6 @@
-//! The CTC loss: what does not fit, wrong labels, and greedy decoding.
+//! The CTC loss: what does not fit, wrong labels, and decoding.
 
-use tensorpack::ctc::ctc_greedy_decode;
+use tensorpack::ctc::{CtcBeamSearch, ctc_greedy_decode};
 use tensorpack::prelude::*;
 
 fn ints(sizes: &[usize], values: &[i32]) -> HostTensor {
@@ -59,6 +59,7 @@ fn greedy_decoding_merges_repetitions() {
     assert_eq!(decode(&[2, 6, 0], 0).unwrap(), [vec![1], vec![], vec![]]);
     assert_eq!(decode(&[6, 6, 6], 2).unwrap()[0], [1, 0, 1]);
     assert!(decode(&[7, 6, 6], 0).unwrap_err().message().contains("a length is 7"));
+    assert!(decode(&[6, -1, 6], 0).unwrap_err().message().contains("a length is -1"));
     assert!(decode(&[6, 6, 6], 3).is_err());
 }
 
@@ -107,4 +108,13 @@ fn probabilities_may_be_zero() {
         assert_eq!(loss, 0.0, "{path:?}");
         assert!(gradient.iter().all(|g| g.abs() < 1e-6), "{path:?}: {gradient:?}");
     }
+}
+
+/// A label that is repeated takes two steps more than its first one.
+#[test]
+fn a_beam_holds_only_labels_that_are_possible() {
+    let logits = HostTensor::new([1, 2, 2], vec![0.0f32; 4]).unwrap();
+    let found = CtcBeamSearch::new(10).decode(&logits, &ints(&[1], &[2])).unwrap().remove(0);
+    let labels: Vec<&[usize]> = found.iter().map(|h| &h.labels[..]).collect();
+    assert_eq!(labels, [&[1][..], &[]]);
 }

@@ -104,6 +104,17 @@ fn unknown_time_gives_what_known_time_gives() {
     }
 }
 
+#[test]
+fn no_steps_keep_the_state_whether_their_number_is_known_or_not() {
+    for layer in [Layer::Lstm, Layer::Gru] {
+        let [known, unknown] = [true, false]
+            .map(|known| results(layer, known, None, false, &input(3, 0), &SessionOptions::default()));
+        assert_eq!(known[0].sizes(), [3, 0, 4]);
+        assert!(known[1].to_f64_vec().iter().all(|h| *h == 0.0), "{layer:?}: {:?}", known[1]);
+        assert_close(&format!("{layer:?} without steps"), &known, &unknown);
+    }
+}
+
 /// Each example of a padded batch gives what it gives alone, without padding.
 #[test]
 fn padding_changes_nothing() {

@@ -9,7 +9,7 @@ use tensorpack::dataflow::FromFn;
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
-use tensorpack::train::Trained;
+use tensorpack::train::{TrainArgs, Trained};
 use tensorpack_testing::assert_mentions;
 
 /// Examples of a step, over all towers.
@@ -58,9 +58,19 @@ fn points(batch: usize) -> Box<dyn InputSource> {
     FeedInput::new(flow).boxed()
 }
 
+/// The command line for this many towers.
+fn args_for(towers: usize) -> TrainArgs {
+    let devices: Vec<String> = (0..towers).map(|i| format!("cpu:{i}")).collect();
+    TrainArgs::parse_options(["--trainer", "sync-replicated", "--devices", &devices.join(",")]).unwrap()
+}
+
 fn trainer(towers: usize) -> GanTrainer {
-    let batch = TOTAL / towers;
-    GanTrainer::new(Points { batch }, points(batch), towers).unwrap()
+    trainer_with(&args_for(towers))
+}
+
+fn trainer_with(args: &TrainArgs) -> GanTrainer {
+    let batch = TOTAL / args.towers();
+    GanTrainer::new(Points { batch }, points(batch), args).unwrap()
 }
 
 fn config() -> RunConfig {
@@ -131,7 +141,7 @@ fn train_balanced(config: RunConfig, towers: usize, epochs: u64) -> Trained {
         let value = 0.8 + if towers == 1 { 0.0 } else { 0.4 * (index % 2) as f32 - 0.2 };
         Ok(vec![HostTensor::new([1, 2], vec![value; 2])?])
     });
-    let gan = GanTrainer::new(ConstantErrors, FeedInput::new(flow).boxed(), towers).unwrap();
+    let gan = GanTrainer::new(ConstantErrors, FeedInput::new(flow).boxed(), &args_for(towers)).unwrap();
     gan.train_together(config.steps_per_epoch(10).max_epoch(epochs)).unwrap()
 }
 
@@ -168,4 +178,13 @@ fn began_resumes_with_its_balance() {
     let stats = |dir: &Path| std::fs::read_to_string(dir.join("stats.jsonl")).unwrap();
     assert!(["\"k\"", "\"measure\""].iter().all(|name| stats(whole.path()).contains(name)));
     assert_eq!(stats(parts.path()), stats(whole.path()));
+}
+
+#[test]
+fn the_precision_of_the_command_line_is_that_of_the_towers() {
+    for precision in [Precision::Bf16, Precision::F16] {
+        let gan = trainer_with(&TrainArgs::parse_options(["--precision", precision.name()]).unwrap());
+        assert_eq!(gan.graph().precision(), precision);
+        gan.train_together(config().precision(precision)).unwrap();
+    }
 }

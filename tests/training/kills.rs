@@ -359,6 +359,10 @@ fn a_finished_run_is_reported_and_another_seed_is_an_error() {
     let e = launch_train_with_config(config, SimpleTrainer::new()).err().expect("an error");
     assert!(e.message().contains("its seed is 3, not 4"), "{e}");
     assert!(e.to_string().contains("--fresh"), "{e}");
+    let config = TrainConfig::new(Net, line(7)).logdir(root.path()).seed(3).max_epoch(9);
+    let e = launch_train_with_config(config.precision(Precision::F16), SimpleTrainer::new()).err().unwrap();
+    assert!(e.message().contains(r#"its precision is "tf32", not "f16""#), "{e}");
+    assert!(e.to_string().contains("loss scale"), "{e}");
 }
 
 #[test]
