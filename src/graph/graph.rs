@@ -225,7 +225,8 @@ impl Graph {
         let poison = || vec![Tensor::poison(self); outputs.as_ref().map_or(1, Vec::len)];
         let Some(mut b) = self.building_or_late(kind.name()) else { return poison() };
         if let Some(foreign) = inputs.iter().find(|t| t.graph.uid() != self.uid()) {
-            let error = Error::new(ErrorKind::Graph, format!("{foreign:?} belongs to another graph"));
+            let error = Error::new(ErrorKind::Graph, format!("{foreign:?} belongs to another graph"))
+                .note("the body of a loop has its own graph: pass tensors from outside with `captured`");
             let site = self.site(caller);
             b.error.get_or_insert(error.within(kind.name()).at(site));
             return poison();

@@ -38,12 +38,17 @@ fn an_error_in_a_body_points_at_its_line() {
 
 #[test]
 fn tensors_from_outside_must_be_captured() {
-    let graph = Graph::new();
-    let (start, x) = scalars(&graph);
-    let outside = &start * 2.0;
-    Scan::new(&[&start]).over(&[&x]).run(|_, _, _| (vec![outside.clone()], Vec::new()));
-    let e = graph.freeze().unwrap_err();
-    assert!(e.to_string().contains("captured"), "{e}");
+    let uses: [fn(&Tensor, &Tensor) -> Tensor; 3] =
+        [|outside, _| outside.clone(), |outside, state| outside * state, |outside, state| state * outside];
+    for make in uses {
+        let graph = Graph::new();
+        let (start, x) = scalars(&graph);
+        let outside = &start * 2.0;
+        Scan::new(&[&start]).over(&[&x]).run(|state, _, _| (vec![make(&outside, &state[0])], Vec::new()));
+        let e = graph.freeze().unwrap_err();
+        assert!(e.to_string().contains("captured"), "{e}");
+        assert_eq!(e.site().map(|s| s.file), Some(file!()), "{e}");
+    }
 }
 
 #[test]
