@@ -11,7 +11,7 @@ use crate::command_line;
 use crate::graph::Precision;
 use crate::io::smart_init;
 use crate::runtime::{Device, parse_bytes};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N")]
     pub max_epoch: Option<u64>,
     /// Steps in an epoch.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub steps_per_epoch: Option<u64>,
     /// Steps that one launch on an accelerator runs, or auto; defaults to 1.
     #[arg(long, value_name = "N")]
@@ -66,7 +66,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', action = ArgAction::Set)]
     pub devices: Vec<Device>,
     /// Threads of each device.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub threads_per_device: Option<usize>,
     /// The precision: f32, tf32 (on NVIDIA GPUs), bf16 or f16; defaults to tf32.
     #[arg(long, value_name = "TYPE", value_parser = precision_names())]
@@ -76,7 +76,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory_limit: Option<usize>,
     /// Print the largest batch that fits into memory, and train nothing.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["dry_run", "overfit", "find_lr"])]
     pub find_batch: bool,
     /// The log directory; an existing run in it is resumed.
     #[arg(long, value_name = "DIR")]
@@ -465,6 +465,11 @@ mod tests {
             "--devices cpu:x",
             "--precision f8",
             "--memory-limit 2gallons",
+            "--steps-per-epoch 0",
+            "--threads-per-device 0",
+            "--find-batch --dry-run",
+            "--find-batch --find-lr",
+            "--find-batch --overfit 2",
             "epoch",
         ];
         for line in lines {
@@ -479,10 +484,12 @@ mod tests {
     #[test]
     fn an_option_that_does_not_apply_is_an_error() {
         let all = "--max-epoch 1 --steps-per-epoch 1 --steps-per-launch 2 --trainer simple --devices cpu:0 \
-                   --threads-per-device 1 --precision bf16 --memory-limit 1GB --find-batch --logdir a --load b --fresh --quiet --seed 1 --fake --full \
+                   --threads-per-device 1 --precision bf16 --memory-limit 1GB --logdir a --load b --fresh --quiet --seed 1 --fake --full \
                    --assert --summary --dry-run --overfit 3 --find-lr --set seed=1 --config Cargo.toml";
-        let all =
+        let mut all =
             Program::try_parse_from(["program"].into_iter().chain(all.split_whitespace())).unwrap().train;
+        // It cannot be given together with others.
+        all.find_batch = true;
         let none = args("").unwrap();
         let command = Program::command();
         let options: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
