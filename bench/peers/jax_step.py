@@ -5,8 +5,10 @@ import os
 
 import step_timer
 
-FORMS = ["jit", "jit-reshape-pool"]
+FORMS = ["jit", "jit-reshape-pool", "jit-plain-attention"]
 args = step_timer.arguments(__doc__, FORMS)
+if args.dtype == "bf16" and args.model not in ("resnet50", "transformer"):
+    raise SystemExit(f"JAX measures {args.model} in f32 only")
 os.environ["JAX_PLATFORMS"] = args.device
 
 import functools
@@ -163,13 +165,69 @@ def resnet50():
     return {"conv": list(weights), "fc": dense_params(channels, step_timer.IMAGENET_CLASSES)}, list(stats), apply
 
 
-weights, stats, apply = {"mlp": mlp, "mnist": mnist, "resnet32": resnet32, "resnet50": resnet50}[args.model]()
+def transformer():
+    """A language model of bytes. Products are in the dtype of the activations, layer norm in f32. On a GPU in bf16,
+    attention is cuDNN's, except in the form `jit-plain-attention`."""
+    dtype = jnp.bfloat16 if args.dtype == "bf16" else jnp.float32
+    fused = args.device == "cuda" and args.dtype == "bf16" and args.form != "jit-plain-attention"
+    width, heads = step_timer.WIDTH, step_timer.HEADS
+
+    def embedding(count):
+        return jnp.asarray(RNG.standard_normal((count, width), dtype=numpy.float32) * 0.02)
+
+    def norm_params():
+        return {"scale": jnp.ones(width), "shift": jnp.zeros(width)}
+
+    def norm(p, x):
+        wide = x.astype(jnp.float32)
+        mean = wide.mean(-1, keepdims=True)
+        centered = wide - mean
+        scale = lax.rsqrt((centered * centered).mean(-1, keepdims=True) + 1e-5)
+        return (centered * scale * p["scale"] + p["shift"]).astype(x.dtype)
+
+    def layer(p, x):
+        qkv = dense(p["qkv"], norm(p["norm1"], x)).reshape(*x.shape[:2], 3, heads, width // heads)
+        q, k, v = (qkv[:, :, i] for i in range(3))
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn" if fused else "xla")
+        x = x + dense(p["out"], y.reshape(x.shape))
+        hidden = jax.nn.gelu(dense(p["linear1"], norm(p["norm2"], x)), approximate=False)
+        return x + dense(p["linear2"], hidden)
+
+    weights = {
+        "words": embedding(step_timer.BYTES),
+        "positions": embedding(step_timer.TOKENS),
+        "layers": [
+            {
+                "norm1": norm_params(),
+                "norm2": norm_params(),
+                "qkv": dense_params(width, 3 * width),
+                "out": dense_params(width, width),
+                "linear1": dense_params(width, 4 * width),
+                "linear2": dense_params(4 * width, width),
+            }
+            for _ in range(step_timer.LAYERS)
+        ],
+        "norm": norm_params(),
+        "head": dense_params(width, step_timer.BYTES),
+    }
+
+    def apply(weights, stats, words):
+        x = (weights["words"][words] + weights["positions"]).astype(dtype)
+        for p in weights["layers"]:
+            x = layer(p, x)
+        return dense(weights["head"], norm(weights["norm"], x)).astype(jnp.float32), stats
+
+    return weights, [], apply
+
+
+models = {"mlp": mlp, "mnist": mnist, "resnet32": resnet32, "resnet50": resnet50, "transformer": transformer}
+weights, stats, apply = models[args.model]()
 
 
 def cost(weights, stats, x, labels):
     logits, stats = apply(weights, stats, x)
-    picked = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-    return (jax.nn.logsumexp(logits, axis=1) - picked).mean(), stats
+    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return (jax.nn.logsumexp(logits, axis=-1) - picked).mean(), stats
 
 
 def adam(weights, grads, slots):

@@ -15,6 +15,8 @@ from torch import nn
 torch.set_num_threads(args.threads)
 torch.set_num_interop_threads(1)
 torch.manual_seed(0)
+# With --dtype bf16: convolutions and products in bf16, statistics and weights in f32.
+mixed = torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bf16")
 
 
 def mlp(inputs=784, units=512):
@@ -224,9 +226,6 @@ def classifier():
     else:
         optimizer = torch.optim.Adam(model.parameters(), step_timer.LEARNING_RATE, fused=True)
     trained = distributed(model)
-    # Convolutions and products in bf16, statistics of batch norm and weights in f32.
-    mixed = torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bf16")
-
     def mean_over_batch():
         with mixed:
             logits = trained(x)
@@ -244,7 +243,6 @@ def transformer():
     model = Transformer().train().to(args.device)
     words, following = (torch.from_numpy(a).long().to(args.device) for a in step_timer.synthetic(args))
     optimizer = torch.optim.Adam(model.parameters(), step_timer.LEARNING_RATE, fused=True)
-    mixed = torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bf16")
 
     def mean_over_tokens():
         with mixed:
@@ -261,8 +259,9 @@ def ptb():
     optimizer = torch.optim.SGD(model.parameters(), 1.0, fused=True)
 
     def mean_over_batch_summed_over_time():
-        logits = model(words)
-        return F.cross_entropy(logits.flatten(0, 1), following.flatten()) * step_timer.STEPS
+        with mixed:
+            logits = model(words)
+        return F.cross_entropy(logits.float().flatten(0, 1), following.flatten()) * step_timer.STEPS
 
     cost = compiled(mean_over_batch_summed_over_time)
 

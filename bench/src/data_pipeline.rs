@@ -2,10 +2,13 @@
 //! to the device, against constant images on the device.
 
 use crate::classifier::Classifier;
+use crate::models::Model;
+use crate::shown_cost::ShownCost;
+use crate::transformer::{LanguageModel, TOKENS};
 use crate::{StepArgs, Trainer};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
-use tensorpack::callback::TrainCx;
+use tensorpack::callback::{Profiler, TrainCx};
 use tensorpack::dataflow::{DataFlow, FromList};
 use tensorpack::input::{DummyConstantInput, InputSource, QueueInput};
 use tensorpack::optim::Optimizer;
@@ -18,32 +21,26 @@ use tensorpack::train::SingleCostTrainer;
 const WARM_UP: usize = 5;
 /// The number of distinct batches.
 const BATCHES: usize = 4;
+/// The number of steps of a timeline.
+const TIMELINE_STEPS: u64 = 10;
 
-/// A reference model on f32 images, or on u8 images that are converted on the device.
-struct Images {
-    classifier: Classifier,
-    stored: DType,
-}
+/// A classifier of u8 images, which are converted on the device.
+struct StoredImages(Classifier);
 
-impl ModelDesc for Images {
+impl ModelDesc for StoredImages {
     fn inputs(&self) -> Vec<TensorSpec> {
-        let mut inputs = self.classifier.inputs();
-        inputs[0].dtype = self.stored;
+        let mut inputs = self.0.inputs();
+        inputs[0].dtype = DType::U8;
         inputs
     }
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
-        let image = match self.stored {
-            DType::U8 => inputs[0].cast(DType::F32) / 127.5 - 1.0,
-            _ => inputs[0].clone(),
-        };
-        let cost = self.classifier.cost(t, &[image, inputs[1].clone()]);
-        t.moving_summary(&[&cost]);
-        cost
+        let image = inputs[0].cast(DType::F32) / 127.5 - 1.0;
+        self.0.build_graph(t, &[image, inputs[1].clone()])
     }
 
-    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
-        self.classifier.optimizer()
+    fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
+        self.0.optimizer(t)
     }
 }
 
@@ -78,13 +75,11 @@ impl Callback for Clock {
 /// Returns the mean time of a step in the trainer's loop, and the session.
 fn train(
     args: &StepArgs,
-    classifier: &Classifier,
-    stored: DType,
+    model: impl ModelDesc + 'static,
     input: impl InputSource + 'static,
 ) -> Result<(f64, Session)> {
     let (seconds, result) = channel();
-    let model = Images { classifier: classifier.clone(), stored };
-    let config = TrainConfig::with_input(model, input)
+    let config = TrainConfig::with_input(ShownCost(model), input)
         .callback(Clock { at: Vec::new(), warm_up: warm_up(args), group: args.steps_per_launch, seconds })
         .session(SessionOptions {
             device: args.devices[0],
@@ -95,8 +90,14 @@ fn train(
         .precision(args.precision)
         .steps_per_launch(args.steps_per_launch)
         .steps_per_epoch((args.steps + warm_up(args) + 2) as u64)
-        .max_epoch(1)
-        .no_logdir();
+        .max_epoch(1);
+    let config = match &args.timeline {
+        Some(dir) => {
+            let first = warm_up(args) as u64 + 1;
+            config.callback(Profiler::steps(first..=first + TIMELINE_STEPS - 1)).logdir(dir)
+        }
+        None => config.no_logdir(),
+    };
     let trainer: SingleCostTrainer = match args.devices[..] {
         [_] => SimpleTrainer::new().into(),
         _ => SyncMultiGpuTrainerReplicated::on(args.devices.iter().copied()).into(),
@@ -110,7 +111,7 @@ fn warm_up(args: &StepArgs) -> usize {
     WARM_UP.max(2 * args.steps_per_launch)
 }
 
-/// A step in the trainer's loop on constant images, which does not wait for the step before.
+/// A step in the trainer's loop on constant inputs, which does not wait for the step before.
 pub(crate) struct Pipelined {
     /// The mean time of a step.
     pub(crate) seconds: f64,
@@ -118,19 +119,29 @@ pub(crate) struct Pipelined {
     pub(crate) host: Vec<KernelTime>,
 }
 
-/// Measures a step in the trainer's loop on constant images; `None` if the devices run one step after
-/// the other, or if the model is no classifier.
+/// Measures a step in the trainer's loop on constant inputs; `None` if the devices run one step after
+/// the other, or if the model is neither a classifier nor the transformer.
 pub(crate) fn pipelined(args: &StepArgs, batch: usize) -> Result<Option<Pipelined>> {
     let is_xla = matches!(args.devices[0], Device::Xla { .. });
-    let Some(classifier) = Classifier::from_model(args.model)
-        .filter(|_| is_xla && !args.trainer.is_some_and(Trainer::is_distributed))
-    else {
+    if !is_xla || args.trainer.is_some_and(Trainer::is_distributed) {
         return Ok(None);
+    }
+    let (seconds, session) = match Classifier::from_model(args.model) {
+        Some(classifier) => {
+            let input = constant_images(&classifier, batch);
+            train(args, classifier, input)?
+        }
+        None if args.model == Model::Transformer => {
+            train(args, LanguageModel, DummyConstantInput::new([[batch, TOKENS]; 2].map(Vec::from)))?
+        }
+        None => return Ok(None),
     };
-    let image: Vec<usize> = std::iter::once(batch).chain(classifier.sizes.iter().copied()).collect();
-    let input = DummyConstantInput::new([image, vec![batch]]);
-    let (seconds, session) = train(args, &classifier, DType::F32, input)?;
     Ok(Some(Pipelined { seconds, host: session.profile()? }))
+}
+
+fn constant_images(classifier: &Classifier, batch: usize) -> DummyConstantInput {
+    let image: Vec<usize> = std::iter::once(batch).chain(classifier.sizes.iter().copied()).collect();
+    DummyConstantInput::new([image, vec![batch]])
 }
 
 /// Synthetic images with labels.
@@ -152,11 +163,11 @@ pub(crate) fn measure(args: &StepArgs) -> Result<()> {
     let classifier = Classifier::from_model(args.model)
         .ok_or_else(|| Error::argument(format!("{name} does not support --input dataflow")))?;
     let batch = args.batch.unwrap_or(args.model.batch());
-    let image: Vec<usize> = std::iter::once(batch).chain(classifier.sizes.iter().copied()).collect();
-    let (constant, _) = train(args, &classifier, DType::U8, DummyConstantInput::new([image, vec![batch]]))?;
+    let input = constant_images(&classifier, batch);
+    let (constant, _) = train(args, StoredImages(classifier.clone()), input)?;
     let flow = images(&classifier, BATCHES * batch)?.shuffle().batch(batch);
     let capacity = BATCHES.max(2 * args.steps_per_launch);
-    let (dataflow, _) = train(args, &classifier, DType::U8, QueueInput::new(flow).capacity(capacity))?;
+    let (dataflow, _) = train(args, StoredImages(classifier), QueueInput::new(flow).capacity(capacity))?;
     let devices = args.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
     let rate = (batch * args.devices.len()) as f64 / dataflow;
     let (ms, constant_ms, ratio) = (dataflow * 1e3, constant * 1e3, dataflow / constant);

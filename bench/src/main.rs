@@ -54,6 +54,7 @@ mod scale;
 mod scaling;
 mod scaling_model;
 mod serve_load;
+mod shown_cost;
 mod step;
 mod threads;
 mod timed_model;
@@ -195,6 +196,9 @@ struct StepArgs {
     /// devices: the host's time by part, per step of the trainer's loop.
     #[arg(long)]
     profile: bool,
+    /// Write a timeline of ten steps of the trainer's loop to this directory.
+    #[arg(long, value_name = "DIR")]
+    timeline: Option<std::path::PathBuf>,
     /// Print the plan of the step and run nothing.
     #[arg(long)]
     plan: bool,

@@ -1,11 +1,12 @@
 //! The reference models, which the peers in `bench/peers` implement, too.
 
 use crate::classifier::Classifier;
-use crate::{dcgan, ptb, transformer};
+use crate::transformer::{self, LanguageModel};
+use crate::{dcgan, ptb};
 use tensorpack::graph::{Graph, Op, Tensor, UPDATE_OPS};
 use tensorpack::optim::minimize;
 use tensorpack::tensor::CounterRng;
-use tensorpack::tower::TowerContext;
+use tensorpack::tower::{ModelDesc, TowerContext};
 use tensorpack::{Error, HostTensor, Result};
 
 /// A reference model.
@@ -21,6 +22,8 @@ pub(crate) enum Model {
     Resnet32,
     /// ResNet-50 for 224x224 images.
     Resnet50,
+    /// The same, keeping only what each block takes in; the rest is computed again.
+    Resnet50Recompute,
     /// A two-layer LSTM over 35 words.
     Ptb,
     /// A language model of bytes: six layers of attention over 256 tokens of width 384.
@@ -43,6 +46,7 @@ impl Model {
             Model::Mnist => "mnist",
             Model::Resnet32 => "resnet32",
             Model::Resnet50 => "resnet50",
+            Model::Resnet50Recompute => "resnet50-recompute",
             Model::Ptb => "ptb",
             Model::Transformer => "transformer",
             Model::Dcgan => "dcgan",
@@ -55,22 +59,23 @@ impl Model {
             Model::Mlp | Model::Mnist | Model::Resnet32 => 128,
             Model::Dqn => 32,
             Model::Ptb => 20,
-            Model::Resnet50 | Model::Transformer | Model::Dcgan => 64,
+            Model::Resnet50 | Model::Resnet50Recompute | Model::Transformer | Model::Dcgan => 64,
         }
     }
 
     /// Builds the model and its train ops for this batch size, in the precision of the graph; returns
     /// the cost and the ops.
     pub(crate) fn build(self, graph: &Graph, batch: usize) -> Result<(Tensor, Op)> {
+        let minimized = |t: &TowerContext, model: &dyn ModelDesc| {
+            let inputs: Vec<Tensor> = model.inputs().iter().map(|s| graph.placeholder(s)).collect();
+            let cost = model.build_graph(t, &inputs);
+            let train = minimize(&cost, &*model.optimizer(t))?;
+            Ok((cost, train))
+        };
         let (cost, train) = TowerContext::training(graph).build(|t| match Classifier::from_model(self) {
-            Some(classifier) => {
-                let inputs: Vec<Tensor> = classifier.inputs().iter().map(|s| graph.placeholder(s)).collect();
-                let cost = classifier.cost(t, &inputs);
-                let train = minimize(&cost, &*classifier.optimizer())?;
-                Ok((cost, train))
-            }
+            Some(classifier) => minimized(t, &classifier),
             None if self == Model::Ptb => ptb::build(t),
-            None if self == Model::Transformer => transformer::build(t),
+            None if self == Model::Transformer => minimized(t, &LanguageModel),
             None => dcgan::build(t, batch),
         })?;
         let updates = graph.collection_ops(UPDATE_OPS);

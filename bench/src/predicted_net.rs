@@ -43,7 +43,7 @@ impl Net {
         let x = TensorSpec::f32("x", [None].into_iter().chain(sizes).collect::<Vec<_>>());
         TowerFunc::new(vec![x], move |t, inputs| {
             let y = match self {
-                Net::Resnet50 => resnet50(t, &inputs[0]),
+                Net::Resnet50 => resnet50(t, &inputs[0], false),
                 Net::MobilenetV2 => mobilenet_v2(t, &inputs[0], &Variant::IMAGENET),
                 Net::Transformer => transformer::layers(t, &inputs[0], &transformer::attention()),
             };

@@ -2,13 +2,13 @@
 
 use crate::classifier::Classifier;
 use crate::models::Model;
+use crate::shown_cost::ShownCost;
 use clap::Args;
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 use tensorpack::callback::TrainCx;
 use tensorpack::input::DummyConstantInput;
-use tensorpack::optim::Optimizer;
 use tensorpack::prelude::*;
 
 /// The options of `bench -- saves`.
@@ -40,24 +40,6 @@ pub(crate) struct SavesArgs {
 /// Steps before the clock starts: they compile, and touch memory for the first time.
 const WARM_UP: u64 = 5;
 
-struct Images(Classifier);
-
-impl ModelDesc for Images {
-    fn inputs(&self) -> Vec<TensorSpec> {
-        self.0.inputs()
-    }
-
-    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
-        let cost = self.0.cost(t, inputs);
-        t.moving_summary(&[&cost]);
-        cost
-    }
-
-    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
-        self.0.optimizer()
-    }
-}
-
 /// Requests a checkpoint every few steps, and tells when the warm-up is over.
 struct Saves {
     every: Option<u64>,
@@ -87,7 +69,7 @@ fn rate(args: &SavesArgs, classifier: &Classifier, dir: &Path, every: Option<u64
     let image: Vec<usize> = std::iter::once(batch).chain(classifier.sizes.iter().copied()).collect();
     let (started, start) = channel();
     let config =
-        TrainConfig::with_input(Images(classifier.clone()), DummyConstantInput::new([image, vec![batch]]))
+        TrainConfig::with_input(ShownCost(classifier.clone()), DummyConstantInput::new([image, vec![batch]]))
             .callback(Saves { every, started })
             .session(SessionOptions { device: args.device, ..SessionOptions::default() })
             .steps_per_epoch(WARM_UP + args.steps)

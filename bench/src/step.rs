@@ -7,7 +7,7 @@ use crate::{StepArgs, Trainer, roofline, towers};
 use std::time::{Duration, Instant};
 use tensorpack::graph::{Fetch, Graph, Precision};
 use tensorpack::runtime::{Device, IntoFetch, Session, SessionOptions};
-use tensorpack::{ErrorKind, HostTensor, Result};
+use tensorpack::{DType, ErrorKind, HostTensor, Result};
 
 /// Warm-up steps.
 const WARM_UP: usize = 3;
@@ -88,6 +88,9 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
     let (ms, rate) = (median * 1e3, (batch * args.devices.len() * ranks) as f64 / median);
     let devices = args.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
     let rss = peak_rss_mb();
+    let shapes: Vec<(&str, DType, &[usize])> =
+        feeds.iter().map(|(name, value)| (*name, value.dtype(), value.sizes())).collect();
+    let planned = session.planned_bytes(&all, &shapes)? as f64 / 1e6;
     let pipelined = data_pipeline::pipelined(args, batch)?;
     if args.json {
         let in_loop = pipelined.as_ref().map_or(String::new(), |p| {
@@ -96,7 +99,7 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
         });
         println!(
             "{{\"model\":\"{}\",\"devices\":\"{}\",\"batch\":{},\"ms_per_step\":{ms:.4},\"ms_mean\":{mean:.4},\"examples_per_s\":{rate:.1},\
-             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1},\"ranks\":{ranks},\"exposed_ms\":{exposed:.4}{in_loop}}}",
+             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1},\"planned_mb\":{planned:.1},\"ranks\":{ranks},\"exposed_ms\":{exposed:.4}{in_loop}}}",
             args.model.name(),
             devices,
             batch
@@ -104,7 +107,7 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
     } else {
         println!(
             "{} on {}, batch {}: {ms:.3} ms per step (best {:.3}), {rate:.0} examples/s; first step after {first_step:.3} s; \
-             peak {rss:.0} MB; loss {loss:.4}",
+             planned {planned:.0} MB, peak {rss:.0} MB; loss {loss:.4}",
             args.model.name(),
             devices,
             batch,

@@ -11,6 +11,7 @@ use tensorpack::distributed::ProcessGroup;
 use tensorpack::graph::{Fetch, Precision, UPDATE_OPS};
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::runtime::Device;
+use tensorpack::tower::ModelDesc;
 use tensorpack::train::{
     DistributedTrainerParameterServer, DistributedTrainerReplicated, SingleCostTrainer,
     SyncMultiGpuTrainerParameterServer, SyncMultiGpuTrainerReplicated,
@@ -69,8 +70,8 @@ fn build_with(
     let trainer = trainer.precision(precision).setup_graph(
         signature,
         input,
-        move |t, x| classifier.cost(t, x),
-        move |_| trained.optimizer(),
+        move |t, x| classifier.build_graph(t, x),
+        move |t| trained.optimizer(t),
     )?;
     let graph = trainer.graph().clone();
     let updates = graph.collection_ops(UPDATE_OPS);

@@ -1,11 +1,8 @@
 //! A transformer: the layers, whose predictions are measured, and a language model of bytes, whose
 //! training steps are.
 
-use tensorpack::Result;
-use tensorpack::graph::{Init, Op, Tensor, TensorSpec, VariableSpec};
-use tensorpack::nn::{Activation, Embedding, LayerNorm, Linear, MultiHeadAttention};
-use tensorpack::optim::{Adam, minimize};
-use tensorpack::tower::TowerContext;
+use tensorpack::optim::Optimizer;
+use tensorpack::prelude::*;
 
 /// The tokens of a sequence, and their width.
 pub(crate) const TOKENS: usize = 256;
@@ -35,17 +32,26 @@ pub(crate) fn attention() -> MultiHeadAttention {
     MultiHeadAttention::new(HEADS)
 }
 
-/// Builds the language model and its train op; returns the cost and the op.
-pub(crate) fn build(t: &TowerContext) -> Result<(Tensor, Op)> {
-    let sequence = |name: &str| t.graph().placeholder(&TensorSpec::i32(name, [None, Some(TOKENS)]));
-    let (words, next) = (sequence("words"), sequence("next"));
-    let init = || Init::Normal(0.0, 0.02);
-    let positions = t.variable(VariableSpec::new("positions/W", [TOKENS, WIDTH]).init(init()));
-    let x = Embedding::new(BYTES, WIDTH).init(init()).apply(t, "bytes", &words) + positions.value();
-    let x = layers(t, &x, &attention().causal());
-    let x = LayerNorm::new().last_axis().apply(t, "norm", &x);
-    let logits = Linear::new(BYTES).last_axis().apply(t, "head", &x);
-    let cost = logits.sparse_softmax_cross_entropy(&next).mean().named("cost");
-    let train = minimize(&cost, &Adam::new(1e-3))?;
-    Ok((cost, train))
+/// The language model. In 16 bits, what passes from layer to layer is narrow, too.
+pub(crate) struct LanguageModel;
+
+impl ModelDesc for LanguageModel {
+    fn inputs(&self) -> Vec<TensorSpec> {
+        ["words", "next"].map(|name| TensorSpec::i32(name, [None, Some(TOKENS)])).into()
+    }
+
+    fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
+        let init = || Init::Normal(0.0, 0.02);
+        let positions = t.variable(VariableSpec::new("positions/W", [TOKENS, WIDTH]).init(init()));
+        let x = Embedding::new(BYTES, WIDTH).init(init()).apply(t, "bytes", &inputs[0]) + positions.value();
+        let x = x.cast(t.graph().precision().narrow_dtype().unwrap_or(DType::F32));
+        let x = layers(t, &x, &attention().causal());
+        let x = LayerNorm::new().last_axis().apply(t, "norm", &x);
+        let logits = Linear::new(BYTES).last_axis().apply(t, "head", &x);
+        logits.sparse_softmax_cross_entropy(&inputs[1]).mean().named("cost")
+    }
+
+    fn optimizer(&self, _: &TowerContext) -> Box<dyn Optimizer> {
+        Adam::new(1e-3).boxed()
+    }
 }

@@ -8,6 +8,8 @@
 //! `--data DIR` trains on unpacked ImageNet, `DIR/train/n01440764/*.JPEG` and `DIR/val`, for 105 epochs.
 //! This needs accelerators; the original reports 23.6 % top-1 error, which `--assert` checks to half a
 //! percent.
+//!
+//! `--recompute` trains in less memory and more time; see `docs/memory.md`.
 
 #[path = "../imagenet/data.rs"]
 mod data;
@@ -29,6 +31,7 @@ const FAKE_BATCH: usize = 8;
 
 struct Model {
     rate: Schedule,
+    recompute: bool,
 }
 
 impl ModelDesc for Model {
@@ -39,7 +42,7 @@ impl ModelDesc for Model {
 
     fn build_graph(&self, t: &TowerContext, inputs: &[Tensor]) -> Tensor {
         let (image, label) = (&inputs[0], &inputs[1]);
-        let logits = net::resnet50(t, &normalized(image)).named("logits");
+        let logits = net::resnet50(t, &normalized(image), self.recompute).named("logits");
 
         let loss = logits.sparse_softmax_cross_entropy(label).mean().named("cross_entropy_loss");
         let wrong =
@@ -56,7 +59,7 @@ impl ModelDesc for Model {
     }
 }
 
-fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
+fn train_on_images(args: &TrainArgs, root: &str, recompute: bool) -> Result<()> {
     let towers = args.towers();
     if !TOTAL_BATCH.is_multiple_of(towers) {
         return Err(Error::argument(format!("{towers} towers do not divide a batch of {TOTAL_BATCH}")));
@@ -67,7 +70,7 @@ fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
     let later = [(30, 1e-2), (60, 1e-3), (90, 1e-4), (100, 1e-5)];
     let rate = Schedule::piecewise(0.1, later.map(|(epoch, rate)| (epoch * steps, rate)));
     let validation = ScalarStats::from_names(["error-top1", "error-top5"]).prefix("val");
-    let config = TrainConfig::new(Model { rate }, data)
+    let config = TrainConfig::new(Model { rate, recompute }, data)
         .callback(ModelSaver::new())
         .callback(InferenceRunner::new(validation_data(root)?, [validation]))
         .callback(MinSaver::new("val_error-top1"))
@@ -84,14 +87,14 @@ fn train_on_images(args: &TrainArgs, root: &str) -> Result<()> {
     Ok(())
 }
 
-fn train_on_dummy_data(args: &TrainArgs) -> Result<()> {
+fn train_on_dummy_data(args: &TrainArgs, recompute: bool) -> Result<()> {
     let images = FAKE_BATCH * args.towers();
     let sizes = vec![vec![FAKE_BATCH, SIDE, SIDE, 3], vec![FAKE_BATCH]];
-    let config =
-        TrainConfig::with_input(Model { rate: Schedule::constant(0.1) }, DummyConstantInput::new(sizes))
-            .callback(ThroughputTracker::samples(images as u64))
-            .steps_per_epoch(10)
-            .max_epoch(2);
+    let model = Model { rate: Schedule::constant(0.1), recompute };
+    let config = TrainConfig::with_input(model, DummyConstantInput::new(sizes))
+        .callback(ThroughputTracker::samples(images as u64))
+        .steps_per_epoch(10)
+        .max_epoch(2);
     let trained = args.configure(config)?.train()?;
     let latest =
         |name: &str| trained.monitors.latest(name).ok_or_else(|| Error::argument("no epoch was trained"));
@@ -111,13 +114,17 @@ struct Args {
     /// The ImageNet directory.
     #[arg(long, value_name = "DIR")]
     data: Option<String>,
+    /// Keep only what each block takes in, and compute the rest again in the backward pass: less memory,
+    /// more time.
+    #[arg(long)]
+    recompute: bool,
 }
 
 fn main() -> Result<()> {
-    let Args { train: args, data } = tensorpack::command_line::parse_without(&["--full"])?;
+    let Args { train: args, data, recompute } = tensorpack::command_line::parse_without(&["--full"])?;
     match (data, args.fake) {
-        (Some(root), false) => train_on_images(&args, &root),
-        (None, true) => train_on_dummy_data(&args),
+        (Some(root), false) => train_on_images(&args, &root, recompute),
+        (None, true) => train_on_dummy_data(&args, recompute),
         _ => Err(Error::argument("give either --fake, or --data DIR with the ImageNet directory")),
     }
 }

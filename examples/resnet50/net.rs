@@ -7,15 +7,18 @@ use tensorpack::prelude::*;
 /// The number of ImageNet classes.
 pub(crate) const CLASSES: usize = 1000;
 
-/// Maps images `[batch, 224, 224, 3]` to logits.
-pub(crate) fn resnet50(t: &TowerContext, images: &Tensor) -> Tensor {
+/// Maps images `[batch, 224, 224, 3]` to logits. With `recompute`, training keeps only what each block
+/// takes in.
+pub(crate) fn resnet50(t: &TowerContext, images: &Tensor, recompute: bool) -> Tensor {
     let norm = BatchNorm::new().relu();
     let x = norm.apply(t, "bn0", &conv(64, 7, 2).apply(t, "conv0", images));
     let mut x =
         x.max_pool_with(PoolOptions { stride: [2, 2], padding: Padding::Same, ..PoolOptions::square(3) });
     for (stage, blocks) in [3, 4, 6, 3].into_iter().enumerate() {
         for i in 0..blocks {
-            x = t.scope(&format!("group{stage}.block{i}"), |t| bottleneck(t, &x, 64 << stage, stage, i));
+            let name = format!("group{stage}.block{i}");
+            let block = |t: &TowerContext| bottleneck(t, &x, 64 << stage, stage, i);
+            x = if recompute { t.recompute(&name, block) } else { t.scope(&name, block) };
         }
     }
     let fc = Linear::new(CLASSES).init(Init::Normal(0.0, 0.01));

@@ -3,6 +3,7 @@
 
 mod ahead;
 mod asynchronous;
+mod attention;
 #[path = "../training/boundary_signal.rs"]
 mod boundary_signal;
 mod compile;

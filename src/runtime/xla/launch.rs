@@ -4,7 +4,7 @@ use super::argument_cache::ArgumentCache;
 use super::compile::compile;
 use super::fork::Snapshot;
 use super::host_times::{HostPart, HostTimes};
-use super::module::{Argument, Module, Purpose, module};
+use super::module::{Argument, Module, ModuleOptions, Purpose, module};
 use super::spmd::{PerTower, SpmdProgram};
 use super::staging::StagedFeeds;
 use super::target::Target;
@@ -67,13 +67,26 @@ pub(super) struct Launch {
 impl Launch {
     /// Compiles a program for the devices of its towers, the first of which is `first`.
     pub(super) fn new(spmd: &SpmdProgram, purpose: Purpose, target: &Target, first: usize) -> Result<Launch> {
-        let module = module(spmd, purpose, target.options.full_precision, target.keeps_barriers())?;
         let towers = first..first + spmd.towers.len();
         let local = target.device_ids(towers.clone())?;
         let replicas = spmd.replicas.as_ref().map_or(&local, |replicas| &replicas.devices);
-        let options = target.compile_options(replicas.clone());
-        let executable =
-            compile(target, &module.text, options, &target.name(first), spmd.replicas.is_some())?;
+        let compile = |options: ModuleOptions| -> Result<(Module, Result<pjrt::Executable>)> {
+            let module = module(spmd, purpose, options)?;
+            let spans_processes = spmd.replicas.is_some();
+            let options = target.compile_options(replicas.clone());
+            let executable = compile(target, &module.text, options, &target.name(first), spans_processes);
+            Ok((module, executable))
+        };
+        let options = target.module_options();
+        let (module, executable) = match compile(options)? {
+            (module, Err(e)) if module.fused_attention && e.kind() == ErrorKind::Engine => {
+                // GPUs before Ampere lack these kernels.
+                log::info!("compiling again without cuDNN's attention: {e}");
+                let (module, executable) = compile(ModuleOptions { fused_attention: false, ..options })?;
+                (module, executable?)
+            }
+            (module, executable) => (module, executable?),
+        };
         if executable.device_ids() != local {
             let (found, name) = (executable.device_ids(), target.name(first));
             let why = format!("XLA compiled a program for devices {found:?} of this process, not {local:?}");
@@ -391,8 +404,9 @@ mod tests {
             merge_towers(&lowered).unwrap().on_all_processes(replicas.clone())
         };
         let ranks: Vec<SpmdProgram> = (0..size).map(spmd).collect();
+        let options = ModuleOptions { full_precision: true, barriers: false, fused_attention: false };
         let modules: Vec<Module> =
-            ranks.iter().map(|spmd| module(spmd, Purpose::Run, true, false).unwrap()).collect();
+            ranks.iter().map(|spmd| module(spmd, Purpose::Run, options).unwrap()).collect();
         for (rank, module) in modules.iter().enumerate() {
             let lines = module.text.lines().zip(modules[0].text.lines());
             let different: Vec<(&str, &str)> = lines.filter(|(own, first)| own != first).collect();

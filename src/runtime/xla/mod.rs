@@ -19,6 +19,7 @@ mod executor;
 mod expr;
 mod fixed_sums;
 mod fork;
+mod fused_attention;
 mod gather;
 mod host_times;
 mod initial_values;

@@ -1,6 +1,7 @@
 //! Prints a whole program as a StableHLO module: arguments, kernels, results.
 
 use super::contract::{self, ProductPrecision};
+use super::fused_attention::FusedAttention;
 use super::gather::{self, BadIndex};
 use super::random::{self, Key, Offset};
 use super::spmd::{Part, SpmdProgram};
@@ -113,20 +114,26 @@ pub(super) struct Module {
     /// Whether the last result is the [`Argument::Draw`] of the next run.
     pub(super) draws: bool,
     pub(super) gathers: Vec<CheckedGather>,
+    /// Whether attention is computed by cuDNN's kernels.
+    pub(super) fused_attention: bool,
     /// Each result that a search tests, with its origin in the first tower.
     pub(super) tested: Vec<(BufferId, Origin)>,
 }
 
+/// What modules for a device may contain.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModuleOptions {
+    /// Whether f32 products are computed in full precision.
+    pub(super) full_precision: bool,
+    /// Whether the compiler keeps optimization barriers until operations are fused.
+    pub(super) barriers: bool,
+    /// Whether the device has cuDNN's kernels for attention.
+    pub(super) fused_attention: bool,
+}
+
 /// Prints a program as a module, which runs on one device per tower.
-///
-/// `barriers`: whether the compiler keeps optimization barriers until operations are fused.
-pub(super) fn module(
-    spmd: &SpmdProgram,
-    purpose: Purpose,
-    full_precision: bool,
-    barriers: bool,
-) -> Result<Module> {
-    let mut cx = ModuleWriter::new(spmd, full_precision, barriers);
+pub(super) fn module(spmd: &SpmdProgram, purpose: Purpose, options: ModuleOptions) -> Result<Module> {
+    let mut cx = ModuleWriter::new(spmd, options);
     cx.bind_arguments(purpose);
     if let Purpose::RunSteps(steps) = purpose {
         return cx.run_steps(steps);
@@ -158,6 +165,7 @@ pub(super) struct ModuleWriter<'a> {
     pub(super) draw: Option<Value>,
     materialize: Materialize,
     barriers: bool,
+    fused_attention: FusedAttention,
     /// What is known of the kernel that is printed, if it computes results again.
     recomputing: Option<Recomputed>,
     /// The operands of kernels that compute results again, by group and name, behind a barrier.
@@ -184,9 +192,12 @@ pub(super) struct StepResults {
 }
 
 impl<'a> ModuleWriter<'a> {
-    fn new(spmd: &'a SpmdProgram, full_precision: bool, barriers: bool) -> ModuleWriter<'a> {
+    fn new(spmd: &'a SpmdProgram, options: ModuleOptions) -> ModuleWriter<'a> {
         ModuleWriter {
-            precision: if full_precision { ProductPrecision::Full } else { ProductPrecision::Fast },
+            precision: match options.full_precision {
+                true => ProductPrecision::Full,
+                false => ProductPrecision::Fast,
+            },
             spmd,
             program: &spmd.program,
             w: Writer::default(),
@@ -200,7 +211,8 @@ impl<'a> ModuleWriter<'a> {
             towers_ok: Vec::new(),
             draw: None,
             materialize: Materialize::Barrier,
-            barriers,
+            barriers: options.barriers,
+            fused_attention: FusedAttention { is_available: options.fused_attention, is_used: false },
             recomputing: None,
             behind_barrier: HashMap::new(),
             bad: Vec::new(),
@@ -469,7 +481,10 @@ impl<'a> ModuleWriter<'a> {
             }
             Kernel::Attention { kind, attention, inputs } => {
                 let inputs = self.read_all(inputs);
-                attention::write(&mut self.w, *kind, attention, &inputs, self.precision)
+                match self.fused_attention.write(&mut self.w, *kind, attention, &inputs) {
+                    Some(results) => results,
+                    None => attention::write(&mut self.w, *kind, attention, &inputs, self.precision),
+                }
             }
             Kernel::AllReduce { input, .. } => {
                 let input = self.read(input);
@@ -789,6 +804,7 @@ impl<'a> ModuleWriter<'a> {
             fetches,
             report,
             draws: false,
+            fused_attention: self.fused_attention.is_used,
             gathers: self.bad.into_iter().map(|(checked, _)| checked).collect(),
             tested,
         }

@@ -160,7 +160,18 @@ impl Writer {
     pub(super) fn optimization_barrier(&mut self, operands: &[&Value]) -> Vec<Value> {
         let results: Vec<(Element, Vec<usize>)> =
             operands.iter().map(|v| (v.element, v.sizes.clone())).collect();
-        self.call("optimization_barrier", operands, "", None, &results)
+        self.several("optimization_barrier", operands, "", &results)
+    }
+
+    /// Prints an operation with several results.
+    pub(super) fn several(
+        &mut self,
+        name: &str,
+        operands: &[&Value],
+        attributes: &str,
+        results: &[(Element, Vec<usize>)],
+    ) -> Vec<Value> {
+        self.call(name, operands, attributes, None, results)
     }
 
     /// Prints an operation with a region, such as a reduction or a sort.

@@ -2,6 +2,7 @@
 
 use super::clients::{self, Peers};
 use super::compile_cache::CompileCache;
+use super::module::ModuleOptions;
 use super::replicas::Replicas;
 use crate::distributed::ProcessGroup;
 use crate::runtime::{Device, Interrupt, Platform, memory_limit};
@@ -89,10 +90,15 @@ impl Target {
         Device::Xla { platform: self.platform, index: self.first + tower }.to_string()
     }
 
-    /// Whether the compiler keeps optimization barriers until it has fused operations. XLA does on
-    /// GPUs, where it drops them once kernels are scheduled; on CPUs it drops them before.
-    pub(super) fn keeps_barriers(&self) -> bool {
-        self.platform != Platform::Cpu
+    /// Returns what modules for these devices may contain.
+    pub(super) fn module_options(&self) -> ModuleOptions {
+        ModuleOptions {
+            full_precision: self.options.full_precision,
+            // XLA keeps barriers on GPUs, where it drops them once kernels are scheduled; on CPUs it
+            // drops them before it fuses operations.
+            barriers: self.platform != Platform::Cpu,
+            fused_attention: self.platform == Platform::Cuda,
+        }
     }
 
     /// Returns the replicas on the devices of all processes of a program that runs the first `towers`

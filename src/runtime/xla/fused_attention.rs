@@ -1,0 +1,237 @@
+//! Attention and its gradient as cuDNN's fused kernels, which store no scores. XLA knows them on CUDA as
+//! custom calls.
+
+use super::stablehlo::{Element, Value, Writer, list};
+use crate::kir::{Attention, AttentionKind};
+use serde_json::{Value as Json, json};
+use tensorpack_tensor::DType;
+
+/// Added to the scores of masked keys: finite, because cuDNN subtracts scores from each other.
+const MASKED: f64 = -((1u64 << 41) as f64);
+
+/// The largest number of features that the kernels take.
+const MOST_FEATURES: usize = 128;
+
+/// Whether a module may call these kernels, and whether it does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FusedAttention {
+    pub(super) is_available: bool,
+    pub(super) is_used: bool,
+}
+
+impl FusedAttention {
+    /// Prints attention or its gradient, if there is a kernel for it. Returns the outputs of the kind.
+    pub(super) fn write(
+        &mut self,
+        w: &mut Writer,
+        kind: AttentionKind,
+        attention: &Attention,
+        inputs: &[Value],
+    ) -> Option<Vec<Value>> {
+        let applies = matches!(kind, AttentionKind::Forward | AttentionKind::Grad);
+        if !(self.is_available && applies && is_supported(attention, inputs)) {
+            return None;
+        }
+        self.is_used = true;
+        Some(match kind {
+            AttentionKind::Forward => forward(w, attention, inputs).into(),
+            _ => grads(w, attention, inputs).into(),
+        })
+    }
+}
+
+/// Whether cuDNN has kernels for this attention and for its gradient.
+fn is_supported(a: &Attention, inputs: &[Value]) -> bool {
+    let element = inputs[0].element;
+    let narrow = matches!(element, Element::Of(DType::Bf16 | DType::F16));
+    let same = inputs[..3].iter().all(|x| x.element == element);
+    let fits = a.width == a.value_width && a.width.is_multiple_of(8) && (8..=MOST_FEATURES).contains(&a.width);
+    // With masks and biases, the kernels of the gradient take even lengths only.
+    let even = a.queries.is_multiple_of(2) && a.keys.is_multiple_of(2);
+    // f16 ends before a number that masks every score.
+    let added = !(a.mask || a.bias) || (even && element == Element::Of(DType::Bf16));
+    // cuDNN's dropout draws other numbers.
+    narrow && same && fits && added && a.dropout.is_none() && a.batch > 0 && a.queries > 0 && a.keys > 0
+}
+
+/// Prints attention. Returns the result and the logarithms of the sums of exponentials.
+fn forward(w: &mut Writer, a: &Attention, inputs: &[Value]) -> [Value; 2] {
+    let [q, k, v] = operands(w, a, inputs);
+    let added = added(w, a, inputs);
+    let mut operands = vec![&q, &k, &v];
+    operands.extend(&added);
+    let name = if added.is_some() { "__cudnn$fmhaScaleBiasSoftmax" } else { "__cudnn$fmhaSoftmax" };
+    let results = [
+        (q.element, vec![a.batch, a.heads, a.queries, a.value_width]),
+        (DType::F32.into(), vec![a.batch, a.heads, a.queries]),
+    ];
+    let mut results = call(w, a, name, &FORWARD, &operands, &results);
+    let log_sums = results.swap_remove(1);
+    let out = w.transpose(&results[0], &TIME_FIRST);
+    if added.is_none() {
+        return [out, log_sums];
+    }
+    // Where all keys are masked, both are 0.
+    let alive = alive(w, &log_sums);
+    let zero = w.splat(0.0, log_sums.element, &log_sums.sizes);
+    let log_sums = w.select(&alive, &log_sums, &zero);
+    let alive = w.broadcast(&alive, &[0, 2, 1], &out.sizes);
+    let zero = w.splat(0.0, out.element, &out.sizes);
+    [w.select(&alive, &out, &zero), log_sums]
+}
+
+/// Prints the gradients of queries, keys and values.
+fn grads(w: &mut Writer, a: &Attention, inputs: &[Value]) -> [Value; 3] {
+    let [q, k, v] = operands(w, a, inputs);
+    let [out, log_sums, dy] = [3, 2, 1].map(|i| &inputs[inputs.len() - i]);
+    let [out, dy] = [out, dy].map(|x| {
+        let x = w.convert(x, q.element);
+        w.reshape(&x, &[a.batch, a.queries, a.heads, a.value_width])
+    });
+    let log_sums = w.convert(log_sums, DType::F32);
+    let log_sums = w.reshape(&log_sums, &[a.batch, a.heads, a.queries]);
+    let added = added(w, a, inputs);
+    let mut operands = vec![&q, &k, &v, &log_sums, &dy];
+    operands.extend(&added);
+    operands.push(&out);
+    let name = match added {
+        Some(_) => "__cudnn$fmhaScaleBiasSoftmaxBackward",
+        None => "__cudnn$fmhaSoftmaxBackward",
+    };
+    let of = |heads: usize, time: usize, width: usize| (q.element, vec![a.batch, heads, time, width]);
+    let results = [
+        of(a.heads, a.queries, a.width),
+        of(a.kv_heads, a.keys, a.width),
+        of(a.kv_heads, a.keys, a.value_width),
+    ];
+    let results = call(w, a, name, &BACKWARD, &operands, &results);
+    [0, 1, 2].map(|i| w.transpose(&results[i], &TIME_FIRST))
+}
+
+/// From `[batch, heads, time, features]`, as the kernels name their results, to `[batch, time, heads,
+/// features]`, as they lay them out.
+const TIME_FIRST: [usize; 4] = [0, 2, 1, 3];
+
+/// Queries, keys and values with all their dimensions.
+fn operands(w: &mut Writer, a: &Attention, inputs: &[Value]) -> [Value; 3] {
+    [
+        w.reshape(&inputs[0], &[a.batch, a.queries, a.heads, a.width]),
+        w.reshape(&inputs[1], &[a.batch, a.keys, a.kv_heads, a.width]),
+        w.reshape(&inputs[2], &[a.batch, a.keys, a.kv_heads, a.value_width]),
+    ]
+}
+
+/// What is added to the scores: the bias, and a large negative number for masked keys.
+fn added(w: &mut Writer, a: &Attention, inputs: &[Value]) -> Option<Value> {
+    let element = inputs[0].element;
+    let bias = a.bias.then(|| {
+        // It had the type of the queries before it was widened.
+        let bias = w.convert(&inputs[3 + usize::from(a.mask)], element);
+        let bias = w.reshape(&bias, &a.score_sizes());
+        let lowest = w.splat(MASKED, element, &bias.sizes);
+        // Users mask with minus infinity.
+        w.like("maximum", &[&bias, &lowest])
+    });
+    if !a.mask {
+        return bias;
+    }
+    let sizes = bias.as_ref().map_or(vec![a.batch, 1, a.queries, a.keys], |bias| bias.sizes.clone());
+    let mask = w.reshape(&inputs[3], &[a.batch, a.keys]);
+    let mask = w.broadcast(&mask, &[0, 3], &sizes);
+    let seen = bias.unwrap_or_else(|| w.splat(0.0, element, &sizes));
+    let lowest = w.splat(MASKED, element, &sizes);
+    Some(w.select(&mask, &seen, &lowest))
+}
+
+/// Whether not all keys of a query are masked, from the logarithms of its sums.
+fn alive(w: &mut Writer, log_sums: &Value) -> Value {
+    let masked = w.splat(MASKED / 2.0, log_sums.element, &log_sums.sizes);
+    w.compare("GT", log_sums, &masked)
+}
+
+/// The dimensions of a matrix product: those that are summed over, and those of the batch, of the left and
+/// of the right operand.
+type ProductDims = (&'static str, [usize; 2], [[usize; 2]; 2]);
+
+/// The products of attention over operands `[batch, time, heads, features]` and scores `[batch, heads,
+/// queries, keys]`.
+const FORWARD: [ProductDims; 2] = [
+    ("bmm1_dot_dimension_numbers", [3, 3], [[0, 2], [0, 2]]),
+    ("bmm2_dot_dimension_numbers", [3, 1], [[0, 1], [0, 2]]),
+];
+const BACKWARD: [ProductDims; 4] = [
+    ("bmm1_grad_gemm1_dot_dimension_numbers", [2, 1], [[0, 1], [0, 2]]),
+    ("bmm1_grad_gemm2_dot_dimension_numbers", [3, 1], [[0, 1], [0, 2]]),
+    ("bmm2_grad_gemm1_dot_dimension_numbers", [2, 1], [[0, 1], [0, 2]]),
+    ("bmm2_grad_gemm2_dot_dimension_numbers", [3, 3], [[0, 2], [0, 2]]),
+];
+
+/// Prints a call of cuDNN. Results of four dimensions are laid out with time before heads.
+fn call(
+    w: &mut Writer,
+    a: &Attention,
+    target: &str,
+    products: &[ProductDims],
+    operands: &[&Value],
+    results: &[(Element, Vec<usize>)],
+) -> Vec<Value> {
+    let config = backend_config(a, operands[0].element, products).to_string();
+    let layout = |order: &[usize]| format!("dense<{}> : tensor<{}xindex>", list(order), order.len());
+    let dense = |rank: usize| layout(&(0..rank).rev().collect::<Vec<_>>());
+    let operand_layouts = operands.iter().map(|x| dense(x.sizes.len()));
+    let result_layouts = results.iter().map(|(_, sizes)| match sizes.len() {
+        4 => layout(&[3, 1, 2, 0]),
+        rank => dense(rank),
+    });
+    // The compiler replaces the last result by the memory that the kernel works in.
+    let workspace = (DType::U8.into(), vec![0]);
+    let attributes = format!(
+        "call_target_name = \"{target}\", api_version = 2 : i32, backend_config = \"{}\", \
+         operand_layouts = {}, result_layouts = {}",
+        config.replace('"', "\\22"),
+        list(operand_layouts),
+        list(result_layouts.chain([layout(&[0])])),
+    );
+    let results: Vec<(Element, Vec<usize>)> = results.iter().cloned().chain([workspace]).collect();
+    let mut values = w.several("custom_call", operands, &attributes, &results);
+    values.pop();
+    values
+}
+
+/// What XLA needs to know of a call.
+fn backend_config(a: &Attention, element: Element, products: &[ProductDims]) -> Json {
+    let texts = |numbers: &[usize]| Json::from(numbers.iter().map(usize::to_string).collect::<Vec<_>>());
+    let element = if element == Element::Of(DType::F16) { "F16" } else { "BF16" };
+    let mut config = json!({
+        "algorithm": {
+            "algo_id": "0",
+            "math_type": "TENSOR_OP_MATH",
+            "tuning_knobs": { "17": "1", "24": "0" },
+            "is_cudnn_frontend": true,
+            "workspace_size": "0",
+        },
+        "fmha_scale": a.scale.value(),
+        "intermediate_tensor_shape": {
+            "element_type": element,
+            "dimensions": texts(&a.score_sizes()),
+            "layout": { "minor_to_major": texts(&[3, 2, 1, 0]) },
+            "is_dynamic_dimension": [false, false, false, false],
+        },
+        "is_flash_attention": true,
+        "mask_type": if a.causal { "CAUSAL" } else { "NO_MASK" },
+        "dropout_rate": 0.0,
+        "seed": 0,
+        "sliding_window_length": 0,
+        "max_seg_per_batch": 1,
+        "is_paged_attention": false,
+    });
+    for (name, contracted, batch) in products {
+        config[name] = json!({
+            "lhs_contracting_dimensions": texts(&contracted[..1]),
+            "rhs_contracting_dimensions": texts(&contracted[1..]),
+            "lhs_batch_dimensions": texts(&batch[0]),
+            "rhs_batch_dimensions": texts(&batch[1]),
+        });
+    }
+    json!({ "operation_queue_id": "0", "cudnn_fmha_backend_config": config })
+}
