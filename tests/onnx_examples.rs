@@ -92,7 +92,9 @@ fn nets_of_the_examples_survive_a_round_trip() {
     check(dir, "mnist_convnet", mnist, &[floats(&[3, 28, 28])]);
 
     let mean = HostTensor::zeros(DType::F32, [32, 32, 3]).unwrap();
-    let resnet = cifar_resnet::ResNet { n: 1, mean, rate: Schedule::staircase(0.1, 0.1, 1000) };
+    let net = cifar_resnet::Net::Resnet { n: 1 };
+    let rate = Schedule::staircase(0.1, 0.1, 1000);
+    let resnet = cifar_resnet::Classifier { net, mean, rate, weight_decay: 2e-4 };
     let cifar = PredictConfig::new(resnet, ["logits", "error"]).unwrap();
     let batch = [integers(DType::U8, &[2, 32, 32, 3], 256), integers(DType::I32, &[2], 10)];
     check(dir, "cifar_resnet", cifar, &batch);

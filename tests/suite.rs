@@ -7,6 +7,8 @@
 #[cfg(feature = "cli")]
 mod a3c;
 mod behaviour;
+#[cfg(feature = "cli")]
+mod cifar_resnet;
 mod doc_aliases;
 #[cfg(feature = "cli")]
 mod dqn;
@@ -26,8 +28,6 @@ mod int8_models;
 mod layers;
 mod memory;
 mod metrics;
-#[cfg(feature = "cli")]
-mod mixup;
 mod module_order;
 mod monitors;
 mod numerics;

@@ -139,7 +139,7 @@ fn run(session: &Session, y: &Tensor, x: &HostTensor) -> HostTensor {
 /// Runs a script of `tests/torch` with the Python that `TENSORPACK_TORCH` names, or with `python3` if
 /// it is 1. It needs torch, torchvision, safetensors, timm and transformers. Returns `false` after
 /// reporting the test as skipped if the variable is not set: CI has no PyTorch.
-fn python(script: &str, arguments: &[&Path]) -> bool {
+pub(crate) fn python(script: &str, arguments: &[&Path]) -> bool {
     if !opted_in("TENSORPACK_TORCH") {
         return false;
     }
@@ -213,7 +213,7 @@ fn outputs_agree_with_pytorch() {
 }
 
 /// Loads the weights of a net in `dir` and compares its outputs with PyTorch's.
-fn check(dir: &Path, name: &str, net: impl Fn(&TowerContext, &Tensor) -> Tensor, map: WeightMap) {
+pub(crate) fn check(dir: &Path, name: &str, net: impl Fn(&TowerContext, &Tensor) -> Tensor, map: WeightMap) {
     let values = pytorch::read(dir.join(format!("{name}-values.pt"))).unwrap();
     let value = |name: &str| &values.iter().find(|(n, _)| n == name).unwrap().1;
     let (session, y) = session(net, value("x").sizes());

@@ -53,7 +53,7 @@ pub(crate) const NETS: [(&str, Net); 15] = [
     ("resnet152", |t, x, variant| ResNet::bottleneck([3, 8, 36, 3]).apply(t, x, variant)),
     ("resnext50_32x4d", |t, x, variant| ResNet::bottleneck([3, 4, 6, 3]).groups(32, 4).apply(t, x, variant)),
     ("se_resnet50", |t, x, variant| ResNet::bottleneck([3, 4, 6, 3]).squeeze().apply(t, x, variant)),
-    ("preact_resnet18", |t, x, variant| preact_resnet::basic(t, x, variant, [2, 2, 2, 2])),
+    ("preact_resnet18", preact_resnet18),
     ("preact_resnet34", |t, x, variant| preact_resnet::basic(t, x, variant, [3, 4, 6, 3])),
     ("preact_resnet50", |t, x, variant| preact_resnet::bottleneck(t, x, variant, [3, 4, 6, 3])),
     ("preact_resnet101", |t, x, variant| preact_resnet::bottleneck(t, x, variant, [3, 4, 23, 3])),
@@ -62,6 +62,11 @@ pub(crate) const NETS: [(&str, Net); 15] = [
     ("efficientnet_b0", efficientnet_b0::efficientnet_b0),
     ("shufflenet_v2_x1_0", shufflenet_v2::shufflenet_v2),
 ];
+
+/// A pre-activation ResNet of 18 layers.
+pub(crate) fn preact_resnet18(t: &TowerContext, images: &Tensor, variant: &Variant) -> Tensor {
+    preact_resnet::basic(t, images, variant, [2, 2, 2, 2])
+}
 
 /// Returns the net of this name.
 pub(crate) fn find(name: &str) -> Result<Net> {

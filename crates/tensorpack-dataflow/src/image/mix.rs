@@ -50,10 +50,20 @@ impl Mixing {
     }
 
     /// Draws the weight of the examples, and the partner of each.
-    fn draw(&self, batch: &mut Sample, rng: &mut SampleRng) -> Result<(f64, Vec<usize>)> {
+    fn draw(&self, examples: usize, rng: &mut SampleRng) -> Result<(f64, Vec<usize>)> {
         if !(self.alpha > 0.0 && self.alpha.is_finite()) {
             return Err(Error::argument(format!("alpha is {}; it must be positive", self.alpha)));
         }
+        let weight = beta(self.alpha, rng);
+        let mut partners: Vec<usize> = (0..examples).collect();
+        for i in (1..partners.len()).rev() {
+            partners.swap(i, rng.below(i as u64 + 1) as usize);
+        }
+        Ok((weight, partners))
+    }
+
+    /// Draws for the examples of a batch, after checking that it can be mixed.
+    fn draw_for(&self, batch: &mut Sample, rng: &mut SampleRng) -> Result<(f64, Vec<usize>)> {
         let images = component(batch, self.images)?;
         if images.sizes().len() != 4 || !matches!(images.dtype(), DType::U8 | DType::F32) {
             let (dtype, sizes) = (images.dtype(), images.sizes());
@@ -62,12 +72,7 @@ impl Mixing {
             );
             return Err(Error::shape(why).note("mix batches: call it after `batch`"));
         }
-        let weight = beta(self.alpha, rng);
-        let mut partners: Vec<usize> = (0..images.sizes()[0]).collect();
-        for i in (1..partners.len()).rev() {
-            partners.swap(i, rng.below(i as u64 + 1) as usize);
-        }
-        Ok((weight, partners))
+        self.draw(images.sizes()[0], rng)
     }
 
     /// Replaces the labels by those of examples and partners, mixed.
@@ -118,9 +123,15 @@ impl Mixup {
         Mixup(Mixing { images, labels, ..self.0 })
     }
 
+    /// Draws the weight of a batch's examples and the partner of each, for models that mix on their
+    /// device. [`Mixup::mix`] mixes with the same draws.
+    pub fn draw(&self, examples: usize, rng: &mut SampleRng) -> Result<(f64, Vec<usize>)> {
+        self.0.draw(examples, rng).map_err(|e| e.within("Mixup"))
+    }
+
     /// Mixes the examples of a batch.
     pub fn mix(&self, mut batch: Sample, rng: &mut SampleRng) -> Result<Sample> {
-        let (weight, partners) = self.0.draw(&mut batch, rng).map_err(|e| e.within("Mixup"))?;
+        let (weight, partners) = self.0.draw_for(&mut batch, rng).map_err(|e| e.within("Mixup"))?;
         let images = component(&mut batch, self.0.images)?;
         let values: Vec<f32> = match images.dtype() {
             DType::U8 => images.as_slice::<u8>()?.iter().map(|&v| v.into()).collect(),
@@ -149,7 +160,7 @@ impl CutMix {
 
     /// Mixes the examples of a batch.
     pub fn mix(&self, mut batch: Sample, rng: &mut SampleRng) -> Result<Sample> {
-        let (weight, partners) = self.0.draw(&mut batch, rng).map_err(|e| e.within("CutMix"))?;
+        let (weight, partners) = self.0.draw_for(&mut batch, rng).map_err(|e| e.within("CutMix"))?;
         let images = component(&mut batch, self.0.images)?;
         let sizes = <[usize; 4]>::try_from(images.sizes()).expect("images have four dims");
         let [_, height, width, _] = sizes;
@@ -262,6 +273,21 @@ mod tests {
                 let expected = 10.0 * label[0] + 200.0 * label[2];
                 assert!((image[0] - expected).abs() < 1e-3, "{image:?}, {label:?}");
                 assert!((label.iter().sum::<f32>() - 1.0).abs() < 1e-6 && label[1] == 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_batch_is_mixed_with_the_weight_and_the_partners_drawn() {
+        let mixup = Mixup::new(0.8, 3);
+        for index in 0..40 {
+            let rng = || Seed::new(5).rng(0, index);
+            let (weight, partners) = mixup.draw(2, &mut rng()).unwrap();
+            let mixed = mixup.mix(batch(DType::U8), &mut rng()).unwrap();
+            for (i, image) in mixed[0].as_slice::<f32>().unwrap().chunks(48).enumerate() {
+                let [own, partner] = [i, partners[i]].map(|i| [10.0, 200.0][i]);
+                let expected = weight * own + (1.0 - weight) * partner;
+                assert!((f64::from(image[0]) - expected).abs() < 1e-3, "{image:?}, not {expected}");
             }
         }
     }
