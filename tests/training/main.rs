@@ -15,6 +15,7 @@ mod exports;
 mod failing_disk;
 mod faults;
 mod full_disk;
+mod gan_cifar;
 mod gans;
 mod hangs;
 mod hyper_params;
