@@ -54,11 +54,13 @@ fn score_part(probabilities: &[f64]) -> f64 {
     (probabilities.chunks(CLASSES).map(divergence).sum::<f64>() / count).exp()
 }
 
+type Generator = Box<dyn Fn(&TowerContext, &Tensor) -> Tensor>;
+
 /// Reports the score of a generator's samples after every few epochs and after the last: the statistics
 /// `classifier_score` and `classifier_score_std`. The noise is always the same.
 pub(crate) struct ClassifierScore {
     classifier: Classifier,
-    generator: Box<dyn Fn(&TowerContext, &Tensor) -> Tensor>,
+    generator: Generator,
     /// The length of the noise vector.
     length: usize,
     every: u64,
@@ -129,7 +131,7 @@ impl Callback for ClassifierScore {
     }
 
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        let due = cx.epoch_num % self.every == 0 || cx.epoch_num == cx.max_epoch;
+        let due = cx.epoch_num.is_multiple_of(self.every) || cx.epoch_num == cx.max_epoch;
         let Some(tensors) = self.tensors.as_ref().filter(|_| due) else { return Ok(()) };
         let Score { mean, deviation } = self.evaluate(tensors, cx)?;
         cx.put_scalar("classifier_score", mean);

@@ -1,12 +1,8 @@
 //! The GAN on CIFAR-10 of `gan_wgan_gp`, and its score.
 
-#[expect(dead_code, reason = "only the model and the score are used")]
-#[path = "../../examples/gan_wgan_gp.rs"]
-mod gan_wgan_gp;
-
-use gan_wgan_gp::gan::GanTrainer;
-use gan_wgan_gp::gan_cifar::{CLASSES, Classifier, ClassifierScore, Score, critic, generator, score};
-use gan_wgan_gp::{Images, WganGp};
+use crate::gan_wgan_gp::gan::GanTrainer;
+use crate::gan_wgan_gp::gan_cifar::{CLASSES, Classifier, ClassifierScore, Score, critic, generator, score};
+use crate::gan_wgan_gp::{Images, WganGp};
 use std::path::Path;
 use tensorpack::dataflow::FromFn;
 use tensorpack::input::{FeedInput, InputSource};
