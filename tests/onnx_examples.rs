@@ -103,7 +103,7 @@ fn nets_of_the_examples_survive_a_round_trip() {
     let text = integers(DType::I32, &[2, char_lm_context(&model)], 30);
     check(dir, "char_lm", PredictConfig::new(model, ["logits"]).unwrap().inputs(["text"]), &[text]);
 
-    let model = ptb_lstm::Model { units: 8, dropout: 0.5, dtype: DType::F32 };
+    let model = ptb_lstm::Model::new(8, 0.5);
     let sizes: Vec<usize> = model.inputs()[0].sizes.iter().map(|n| n.unwrap()).collect();
     let words = [integers(DType::I32, &sizes, 1000), integers(DType::I32, &sizes, 999)];
     check(dir, "ptb_lstm", PredictConfig::new(model, ["cost", "perplexity"]).unwrap(), &words);

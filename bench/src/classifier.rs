@@ -35,7 +35,6 @@ impl Classifier {
             Model::Ptb | Model::Transformer | Model::Dcgan => None,
         }
     }
-
 }
 
 impl ModelDesc for Classifier {

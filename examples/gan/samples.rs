@@ -23,7 +23,7 @@ pub(crate) fn add_samples(
     let samples = ((images + 1.0) * 0.5).named("samples");
     let first = samples.strided_slice(&[0; 4], &[Some(SIDE * SIDE), None, None, None], &[1; 4]);
     let side = SIDE as isize;
-    let rows = first.squeeze(3).split_dim(0, &[side, side]).transpose(&[0, 2, 1, 3]);
+    let rows = first.split_dim(0, &[side, side]).transpose(&[0, 2, 1, 3, 4]);
     rows.merge_dims(0, 2).merge_dims(1, 2).named("grid");
     Ok(())
 }

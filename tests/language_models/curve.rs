@@ -40,7 +40,7 @@ fn costs(model: Model, words: &HostTensor, rate: f64, steps: usize) -> Vec<f64> 
 
 /// A net with this many units that computes in `dtype`.
 fn net(units: usize, dtype: DType) -> Model {
-    Model { units, dropout: 0.0, dtype }
+    Model { dtype, ..Model::new(units, 0.0) }
 }
 
 /// Checks that every mean of `steps` consecutive costs is within a relative `tolerance` of

@@ -1,9 +1,6 @@
 //! The GAN trainer that the adversarial examples share.
 
-#[path = "../../examples/gan/mod.rs"]
-mod gan;
-
-use gan::{GanModelDesc, GanTrainer, Losses};
+use crate::gan_wgan_gp::gan::{GanModelDesc, GanTrainer, Losses};
 use std::path::Path;
 use tensorpack::dataflow::FromFn;
 use tensorpack::input::{FeedInput, InputSource};

@@ -15,6 +15,10 @@ mod exports;
 mod failing_disk;
 mod faults;
 mod full_disk;
+mod gan_cifar;
+#[expect(dead_code, reason = "only the model and the shared code of GANs are used")]
+#[path = "../../examples/gan_wgan_gp.rs"]
+mod gan_wgan_gp;
 mod gans;
 mod hangs;
 mod hyper_params;

@@ -80,11 +80,11 @@ fn run(case: &Case, dtype: DType, device: Device) -> (Vec<Vec<f64>>, String) {
     let slope = constant("slope", &[c.batch, c.queries, c.heads, c.width], dtype);
     let cost = (&y * slope).cast(DType::F32).sum();
     let found = gradients(&cost, &x.each_ref()).unwrap();
-    let fetches: Vec<Fetch> =
-        std::iter::once(&y).chain(found.iter().flatten()).map(Fetch::from).collect();
+    let fetches: Vec<Fetch> = std::iter::once(&y).chain(found.iter().flatten()).map(Fetch::from).collect();
     let fetches: Vec<&dyn IntoFetch> = fetches.iter().map(|f| f as _).collect();
     let session =
-        Session::with(graph.freeze().unwrap(), SessionOptions { device, ..SessionOptions::default() }).unwrap();
+        Session::with(graph.freeze().unwrap(), SessionOptions { device, ..SessionOptions::default() })
+            .unwrap();
     let fed: Vec<(&str, &HostTensor)> = sizes.iter().map(|(name, _)| *name).zip(&feeds).collect();
     let values = session.run(&fetches, &fed).unwrap();
     assert_eq!(values.len(), 4);
@@ -105,7 +105,10 @@ fn agrees(case: &Case, dtype: DType, fused: bool) {
         assert!(error <= limit * scale, "{case:?} in {dtype}: {name} has an error of {}", error / scale);
         // Without keys there is neither a result nor a gradient.
         for (i, (found, right)) in found.iter().zip(right).enumerate() {
-            assert!(*right != 0.0 || found.abs() < 1e-2, "{case:?} in {dtype}: {name}[{i}] is {found}, not 0");
+            assert!(
+                *right != 0.0 || found.abs() < 1e-2,
+                "{case:?} in {dtype}: {name}[{i}] is {found}, not 0"
+            );
         }
     }
     if matches!(device, Device::Xla { platform: Platform::Cuda, .. }) {

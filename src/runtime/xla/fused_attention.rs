@@ -45,7 +45,8 @@ fn is_supported(a: &Attention, inputs: &[Value]) -> bool {
     let element = inputs[0].element;
     let narrow = matches!(element, Element::Of(DType::Bf16 | DType::F16));
     let same = inputs[..3].iter().all(|x| x.element == element);
-    let fits = a.width == a.value_width && a.width.is_multiple_of(8) && (8..=MOST_FEATURES).contains(&a.width);
+    let fits =
+        a.width == a.value_width && a.width.is_multiple_of(8) && (8..=MOST_FEATURES).contains(&a.width);
     // With masks and biases, the kernels of the gradient take even lengths only.
     let even = a.queries.is_multiple_of(2) && a.keys.is_multiple_of(2);
     // f16 ends before a number that masks every score.
