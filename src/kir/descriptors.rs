@@ -287,7 +287,7 @@ pub struct FloatBits(u64);
 
 impl FloatBits {
     /// Stores a number.
-    pub fn new(value: f64) -> FloatBits {
+    pub const fn new(value: f64) -> FloatBits {
         FloatBits(value.to_bits())
     }
 

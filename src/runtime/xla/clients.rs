@@ -115,7 +115,14 @@ fn open(
                 }
                 _ => &[],
             };
-            let client = Arc::new(Client::new_within(&plugin, plugin_options, deadline, &check)?);
+            let client = Client::new_within(&plugin, plugin_options, deadline, &check);
+            let client = Arc::new(client.map_err(|e| match platform {
+                Platform::Cuda => e.note(
+                    "if another process holds the memory of the GPU (`nvidia-smi` lists them), start it with \
+                     XLA_PYTHON_CLIENT_PREALLOCATE=false or a memory limit, so that both fit",
+                ),
+                _ => e,
+            })?);
             OpenClient { client, first: 0, peers: None }
         }
         Some(group) => open_group(&plugin, index, group, towers, options, &check)?,

@@ -47,12 +47,12 @@ fn is_supported(a: &Attention, inputs: &[Value]) -> bool {
     let same = inputs[..3].iter().all(|x| x.element == element);
     let fits =
         a.width == a.value_width && a.width.is_multiple_of(8) && (8..=MOST_FEATURES).contains(&a.width);
-    // With masks and biases, the kernels of the gradient take even lengths only.
-    let even = a.queries.is_multiple_of(2) && a.keys.is_multiple_of(2);
+    // Other lengths do not work with a mask or a bias.
+    let even = |length: usize| length > 0 && length.is_multiple_of(2);
     // f16 ends before a number that masks every score.
-    let added = !(a.mask || a.bias) || (even && element == Element::Of(DType::Bf16));
+    let added = !(a.mask || a.bias) || element == Element::Of(DType::Bf16);
     // cuDNN's dropout draws other numbers.
-    narrow && same && fits && added && a.dropout.is_none() && a.batch > 0 && a.queries > 0 && a.keys > 0
+    narrow && same && fits && added && a.dropout.is_none() && a.batch > 0 && even(a.queries) && even(a.keys)
 }
 
 /// Prints attention. Returns the result and the logarithms of the sums of exponentials.
@@ -235,4 +235,106 @@ fn backend_config(a: &Attention, element: Element, products: &[ProductDims]) -> 
         });
     }
     json!({ "operation_queue_id": "0", "cudnn_fmha_backend_config": config })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kir::FloatBits;
+    use std::fmt::Write;
+    use tensorpack_pjrt::{Client, CompileOptions, OptionValue};
+    use tensorpack_tensor::ErrorKind;
+
+    const ATTENTION: Attention = Attention {
+        batch: 3,
+        heads: 4,
+        kv_heads: 2,
+        queries: 10,
+        keys: 6,
+        width: 16,
+        value_width: 16,
+        scale: FloatBits::new(0.25),
+        causal: true,
+        mask: false,
+        bias: false,
+        dropout: None,
+    };
+
+    /// Returns attention and its gradient as a module, if cuDNN has a kernel for it.
+    fn module(a: &Attention, dtype: DType) -> Option<String> {
+        let mut w = Writer::default();
+        let queries = [a.batch, a.queries, a.heads, a.width];
+        let keys = [a.batch, a.keys, a.kv_heads, a.width];
+        let mut inputs =
+            vec![w.argument(dtype, &queries), w.argument(dtype, &keys), w.argument(dtype, &keys)];
+        if a.mask {
+            inputs.push(w.argument(DType::Bool, &[a.batch, a.keys]));
+        }
+        if a.bias {
+            inputs.push(w.argument(DType::F32, &a.score_sizes()));
+        }
+        let slope = w.argument(dtype, &queries);
+        let mut arguments = String::new();
+        for x in inputs.iter().chain([&slope]) {
+            let _ = write!(arguments, "{}{x}: {}", if arguments.is_empty() { "" } else { ", " }, x.ty());
+        }
+        let mut fused = FusedAttention { is_available: true, is_used: false };
+        let results = fused.write(&mut w, AttentionKind::Forward, a, &inputs)?;
+        assert!(fused.is_used);
+        let all: Vec<Value> = inputs.iter().chain(&results).chain([&slope]).cloned().collect();
+        let grads = fused.write(&mut w, AttentionKind::Grad, a, &all)?;
+        assert_eq!([&grads[0].sizes[..], &grads[1].sizes, &grads[2].sizes], [&queries[..], &keys, &keys]);
+        let results: Vec<Value> = results.into_iter().chain(grads).collect();
+        w.finish_function(&results);
+        let types = results.iter().map(Value::ty).collect::<Vec<_>>().join(", ");
+        let body = w.finish();
+        Some(format!("module @m {{ func.func public @main({arguments}) -> ({types}) {{\n{body} }} }}"))
+    }
+
+    /// XLA's compiler for CPUs reads the module, and misses only the kernels.
+    fn is_read_by_xla(a: &Attention, kernel: &str) {
+        let Some(plugin) = tensorpack_testing::plugin_for_tests("cpu") else { return };
+        let text = module(a, DType::Bf16).unwrap();
+        assert!(
+            text.contains(&format!("\"{kernel}\"")) && text.contains(&format!("\"{kernel}Backward\"")),
+            "{text}"
+        );
+        let client = Client::new(&plugin, &[("cpu_device_count", OptionValue::Int(1))]);
+        let e = client.unwrap().compile(&text, &CompileOptions::new()).map(|_| ()).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Engine);
+        assert!(e.to_string().contains("__cudnn$fmha"), "{e}");
+    }
+
+    #[test]
+    fn xla_reads_the_calls() {
+        is_read_by_xla(&ATTENTION, "__cudnn$fmhaSoftmax");
+        is_read_by_xla(&Attention { mask: true, ..ATTENTION }, "__cudnn$fmhaScaleBiasSoftmax");
+        is_read_by_xla(&Attention { mask: true, bias: true, ..ATTENTION }, "__cudnn$fmhaScaleBiasSoftmax");
+    }
+
+    #[test]
+    fn what_cudnn_lacks_is_not_called() {
+        let lacks = |a: Attention, dtype: DType| assert!(module(&a, dtype).is_none(), "{a:?} in {dtype}");
+        assert!(module(&ATTENTION, DType::F16).is_some());
+        lacks(ATTENTION, DType::F32);
+        lacks(Attention { mask: true, ..ATTENTION }, DType::F16);
+        lacks(Attention { keys: 5, ..ATTENTION }, DType::Bf16);
+        lacks(Attention { queries: 0, ..ATTENTION }, DType::Bf16);
+        lacks(Attention { width: 12, value_width: 12, ..ATTENTION }, DType::Bf16);
+        lacks(Attention { width: 136, value_width: 136, ..ATTENTION }, DType::Bf16);
+        lacks(Attention { dropout: Some(FloatBits::new(0.1)), ..ATTENTION }, DType::Bf16);
+    }
+
+    /// The names and values that XLA's parser of this text expects.
+    #[test]
+    fn the_configuration_names_sizes_and_products() {
+        let config = &backend_config(&ATTENTION, DType::Bf16.into(), &FORWARD)["cudnn_fmha_backend_config"];
+        assert_eq!(config["intermediate_tensor_shape"]["dimensions"], json!(["3", "4", "10", "6"]));
+        assert_eq!(config["intermediate_tensor_shape"]["element_type"], "BF16");
+        assert_eq!((&config["mask_type"], &config["fmha_scale"]), (&json!("CAUSAL"), &json!(0.25)));
+        let scores = &config["bmm1_dot_dimension_numbers"];
+        assert_eq!(scores["lhs_batch_dimensions"], json!(["0", "2"]));
+        assert_eq!(scores["rhs_contracting_dimensions"], json!(["3"]));
+        assert_eq!(config["bmm2_dot_dimension_numbers"]["rhs_contracting_dimensions"], json!(["1"]));
+    }
 }

@@ -97,7 +97,8 @@ impl Target {
             // XLA keeps barriers on GPUs, where it drops them once kernels are scheduled; on CPUs it
             // drops them before it fuses operations.
             barriers: self.platform != Platform::Cpu,
-            fused_attention: self.platform == Platform::Cuda,
+            // Its gradient adds up in an order that varies.
+            fused_attention: self.platform == Platform::Cuda && !self.options.deterministic,
         }
     }
 
