@@ -6,8 +6,11 @@ use crate::runs::FormatArgs;
 use crate::table::json_number;
 use clap::Args;
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters_backend::DrawingErrorKind;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tensorpack::serde_json::{Value, json};
 use tensorpack::{Error, ErrorKind, Result};
@@ -55,6 +58,10 @@ const MAX: f64 = 1e300;
 
 /// The largest number of points of a curve that are drawn.
 const MAX_POINTS: usize = 2000;
+
+/// The numbers of ticks of the axis of values, at least and at most.
+const LEAST_TICKS: usize = 4;
+const MOST_TICKS: usize = 10;
 
 impl PlotArgs {
     /// Writes the file. Returns what to print.
@@ -168,7 +175,7 @@ impl PlotArgs {
             .caption(title, ("sans-serif", 18))
             .x_label_area_size(40)
             .y_label_area_size(70)
-            .build_cartesian_2d(x, y)?;
+            .build_cartesian_2d(x, ValueAxis::new(y, self.log))?;
         let value = |y: &f64| short(&crate::table::number(if self.log { 10f64.powf(*y) } else { *y }));
         let step = |x: &f64| x.to_string();
         let mut mesh = chart.configure_mesh();
@@ -210,6 +217,54 @@ fn written(curves: &[Curve], file: &Path) -> String {
         n => format!("; {n} values cannot be drawn"),
     };
     format!("wrote {curves} of {points} to {}{left_out}\n", file.display())
+}
+
+/// The axis of values, or of their logarithms.
+struct ValueAxis {
+    range: RangedCoordf64,
+    ticks: Vec<f64>,
+}
+
+impl ValueAxis {
+    fn new(range: Range<f64>, log: bool) -> ValueAxis {
+        let coordinates = RangedCoordf64::from(range.clone());
+        let ticks = if log { log_ticks(&range) } else { coordinates.key_points(MOST_TICKS) };
+        ValueAxis { range: coordinates, ticks }
+    }
+}
+
+impl Ranged for ValueAxis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, pixels: (i32, i32)) -> i32 {
+        self.range.map(value, pixels)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.ticks.clone()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.range.range()
+    }
+}
+
+/// Returns the logarithms of round numbers in a range of logarithms: powers of ten, or multiples of them if
+/// these are few, or evenly spaced numbers in a narrow range.
+fn log_ticks(range: &Range<f64>) -> Vec<f64> {
+    let powers = range.start.floor() as i32..=range.end.floor() as i32;
+    for multiples in [&[1.0][..], &[1.0, 2.0, 5.0], &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0]] {
+        let all = powers
+            .clone()
+            .flat_map(|power| multiples.iter().map(move |m: &f64| m.log10() + f64::from(power)));
+        let ticks: Vec<f64> = all.filter(|tick| range.contains(tick)).collect();
+        if ticks.len() >= LEAST_TICKS {
+            return ticks;
+        }
+    }
+    let values = RangedCoordf64::from(10f64.powf(range.start)..10f64.powf(range.end)).key_points(MOST_TICKS);
+    values.into_iter().map(f64::log10).filter(|tick| range.contains(tick)).collect()
 }
 
 /// Drops zeros at the end of a fraction, which ticks of an axis have.
@@ -258,6 +313,18 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ticks_of_logarithmic_axes_are_round_numbers() {
+        let ticks = |low: f64, high: f64| -> Vec<f64> {
+            let ticks = log_ticks(&(low.log10()..high.log10()));
+            ticks.into_iter().map(|tick| (10f64.powf(tick) * 1e6).round() / 1e6).collect()
+        };
+        assert_eq!(ticks(0.0005, 20.0), [0.001, 0.01, 0.1, 1.0, 10.0]);
+        assert_eq!(ticks(0.05, 3.0), [0.05, 0.1, 0.2, 0.5, 1.0, 2.0]);
+        assert_eq!(ticks(80.0, 290.0), [80.0, 100.0, 150.0, 200.0]);
+        assert_eq!(ticks(82.0, 84.6), [82.0, 82.5, 83.0, 83.5, 84.0, 84.5]);
+    }
 
     #[test]
     fn labels_of_ticks_are_short() {
