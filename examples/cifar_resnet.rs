@@ -260,8 +260,16 @@ struct Args {
     #[arg(long, value_name = "NAME", value_parser = net_names())]
     net: Option<Net>,
     /// Train on mixed pairs of images, with weights from Beta(ALPHA, ALPHA); the paper has 1.
-    #[arg(long, value_name = "ALPHA")]
+    #[arg(long, value_name = "ALPHA", value_parser = alpha)]
     mixup: Option<f64>,
+}
+
+/// Parses the value of `--mixup`.
+pub(crate) fn alpha(text: &str) -> std::result::Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(alpha) if alpha > 0.0 && alpha.is_finite() => Ok(alpha),
+        _ => Err("expected a positive number".to_string()),
+    }
 }
 
 fn net_names() -> impl TypedValueParser<Value = Net> {

@@ -106,7 +106,7 @@ struct Args {
     #[arg(long)]
     cifar: bool,
     /// The run directory of the classifier of --cifar; without a completed run it is trained there.
-    #[arg(long, value_name = "DIR", requires = "cifar")]
+    #[arg(long, value_name = "DIR", requires = "cifar", conflicts_with = "fake")]
     classifier: Option<PathBuf>,
 }
 
@@ -132,9 +132,9 @@ fn train_cifar(args: &TrainArgs, classifier: Option<PathBuf>) -> Result<()> {
     let images = Images::Cifar(channels, rate);
     let input = gan_cifar::data(args, batch)?;
     let generator = move |t: &TowerContext, z: &Tensor| gan_cifar::generator(t, z, channels);
-    let score = match args.fake {
-        true => None,
-        false => Some(ClassifierScore::new(Classifier::load(args, classifier.as_deref())?, generator, Z)),
+    let score = match gan_cifar::directory(args, classifier)? {
+        None => None,
+        Some(dir) => Some(ClassifierScore::new(Classifier::load(args, &dir)?, generator, Z)),
     };
     let scale = score.as_ref().map(ClassifierScore::scale).transpose()?;
     let gan = GanTrainer::new(WganGp { batch, images }, input, args)?;

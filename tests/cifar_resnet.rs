@@ -1,6 +1,6 @@
 //! `cifar_resnet`: the sizes of its nets, and training with `--mixup`, where test images are not mixed.
 
-use super::onnx_examples::cifar_resnet::{Classifier, MixedClassifier, NETS, Net, pairs, unmixed};
+use super::onnx_examples::cifar_resnet::{Classifier, MixedClassifier, NETS, Net, alpha, pairs, unmixed};
 use super::torch_nets::{check, python};
 use tensorpack::dataflow::image::Mixup;
 use tensorpack::dataflow::{DataFlow, FromList, Sample, Seed};
@@ -137,5 +137,14 @@ fn models_learn_from_mixed_images() {
         let cost = trained.monitors.latest("cross_entropy_loss").unwrap();
         assert!(cost < 0.9, "{net:?}: {cost}");
         assert_eq!(trained.monitors.latest("validation_error"), Some(0.0), "{net:?}");
+    }
+}
+
+/// Before data is read and an older run is moved.
+#[test]
+fn a_value_that_mixup_cannot_take_is_an_error_of_the_command_line() {
+    assert_eq!(alpha("0.5"), Ok(0.5));
+    for wrong in ["0", "-1", "nan", "inf", "", "x"] {
+        assert!(alpha(wrong).is_err(), "{wrong}");
     }
 }

@@ -119,11 +119,17 @@ pub(crate) struct Pipelined {
     pub(crate) host: Vec<KernelTime>,
 }
 
-/// Measures a step in the trainer's loop on constant inputs; `None` if the devices run one step after
-/// the other, or if the model is neither a classifier nor the transformer.
-pub(crate) fn pipelined(args: &StepArgs, batch: usize) -> Result<Option<Pipelined>> {
+/// Whether [`pipelined`] measures the trainer's loop: not if the devices run one step after the other, and
+/// not if the model is neither a classifier nor the transformer.
+pub(crate) fn is_pipelined(args: &StepArgs) -> bool {
     let is_xla = matches!(args.devices[0], Device::Xla { .. });
-    if !is_xla || args.trainer.is_some_and(Trainer::is_distributed) {
+    let is_measured = args.model == Model::Transformer || Classifier::from_model(args.model).is_some();
+    is_xla && is_measured && !args.trainer.is_some_and(Trainer::is_distributed)
+}
+
+/// Measures a step in the trainer's loop on constant inputs, if it [can](is_pipelined).
+pub(crate) fn pipelined(args: &StepArgs, batch: usize) -> Result<Option<Pipelined>> {
+    if !is_pipelined(args) {
         return Ok(None);
     }
     let (seconds, session) = match Classifier::from_model(args.model) {
@@ -131,10 +137,7 @@ pub(crate) fn pipelined(args: &StepArgs, batch: usize) -> Result<Option<Pipeline
             let input = constant_images(&classifier, batch);
             train(args, classifier, input)?
         }
-        None if args.model == Model::Transformer => {
-            train(args, LanguageModel, DummyConstantInput::new([[batch, TOKENS]; 2].map(Vec::from)))?
-        }
-        None => return Ok(None),
+        None => train(args, LanguageModel, DummyConstantInput::new([[batch, TOKENS]; 2].map(Vec::from)))?,
     };
     Ok(Some(Pipelined { seconds, host: session.profile()? }))
 }

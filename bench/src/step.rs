@@ -7,7 +7,7 @@ use crate::{StepArgs, Trainer, roofline, towers};
 use std::time::{Duration, Instant};
 use tensorpack::graph::{Fetch, Graph, Precision};
 use tensorpack::runtime::{Device, IntoFetch, Session, SessionOptions};
-use tensorpack::{DType, ErrorKind, HostTensor, Result};
+use tensorpack::{DType, Error, ErrorKind, HostTensor, Result};
 
 /// Warm-up steps.
 const WARM_UP: usize = 3;
@@ -30,6 +30,12 @@ pub(crate) fn one_tower(model: Model, batch: usize, precision: Precision) -> Res
 }
 
 pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
+    if args.timeline.is_some() && !data_pipeline::is_pipelined(args) {
+        return Err(Error::argument(
+            "--timeline records the trainer's loop, which these options do not measure",
+        )
+        .note("use --input dataflow, or XLA devices in one process and a classifier or the transformer"));
+    }
     let batch = args.batch.unwrap_or(args.model.batch());
     let (Built { graph, cost, step, inputs }, group) = match args.devices[..] {
         [_] if args.trainer.is_none() => (one_tower(args.model, batch, args.precision)?, None),
@@ -76,6 +82,16 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
     let mean = times.iter().sum::<f64>() / times.len() as f64 * 1e3;
     let exposed = (waited() - waited_before) / times.len() as f64 * 1e3;
     let (rank, ranks) = group.as_ref().map_or((0, 1), |group| (group.rank(), group.size()));
+    let rss = peak_rss_mb();
+    // On all ranks: compilers of several processes may wait for each other.
+    let shapes: Vec<(&str, DType, &[usize])> =
+        feeds.iter().map(|(name, value)| (*name, value.dtype(), value.sizes())).collect();
+    let planned = match session.planned_bytes(&all, &shapes) {
+        Ok(bytes) => Some(bytes as f64 / 1e6),
+        // The null device and the reference.
+        Err(e) if e.kind() == ErrorKind::Unsupported => None,
+        Err(e) => return Err(e),
+    };
     if let Some(group) = &group {
         group.leave(Duration::from_secs(60))?;
     }
@@ -87,27 +103,25 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
     let loss = outputs.first().map_or(Ok(f64::NAN), HostTensor::to_scalar)?;
     let (ms, rate) = (median * 1e3, (batch * args.devices.len() * ranks) as f64 / median);
     let devices = args.devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
-    let rss = peak_rss_mb();
-    let shapes: Vec<(&str, DType, &[usize])> =
-        feeds.iter().map(|(name, value)| (*name, value.dtype(), value.sizes())).collect();
-    let planned = session.planned_bytes(&all, &shapes)? as f64 / 1e6;
     let pipelined = data_pipeline::pipelined(args, batch)?;
     if args.json {
         let in_loop = pipelined.as_ref().map_or(String::new(), |p| {
             let (k, ms) = (args.steps_per_launch, p.seconds * 1e3);
             format!(",\"steps_per_launch\":{k},\"pipelined_ms_per_step\":{ms:.4}")
         });
+        let planned = planned.map_or("null".to_string(), |mb| format!("{mb:.1}"));
         println!(
             "{{\"model\":\"{}\",\"devices\":\"{}\",\"batch\":{},\"ms_per_step\":{ms:.4},\"ms_mean\":{mean:.4},\"examples_per_s\":{rate:.1},\
-             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1},\"planned_mb\":{planned:.1},\"ranks\":{ranks},\"exposed_ms\":{exposed:.4}{in_loop}}}",
+             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1},\"planned_mb\":{planned},\"ranks\":{ranks},\"exposed_ms\":{exposed:.4}{in_loop}}}",
             args.model.name(),
             devices,
             batch
         );
     } else {
+        let planned = planned.map_or(String::new(), |mb| format!("planned {mb:.0} MB, "));
         println!(
             "{} on {}, batch {}: {ms:.3} ms per step (best {:.3}), {rate:.0} examples/s; first step after {first_step:.3} s; \
-             planned {planned:.0} MB, peak {rss:.0} MB; loss {loss:.4}",
+             {planned}peak {rss:.0} MB; loss {loss:.4}",
             args.model.name(),
             devices,
             batch,

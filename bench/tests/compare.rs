@@ -106,3 +106,22 @@ fn a_build_that_does_not_run_fails_and_is_named() {
     let refused = compare(&new, &dir.path().join("absent"), &[]).unwrap();
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
 }
+
+/// JAX's peer implements some models only, and says so before it imports JAX.
+#[test]
+fn a_peer_names_the_models_it_does_not_measure() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/jax_step.py");
+    for (options, expected) in [
+        (["--model", "ptb"].as_slice(), "JAX does not measure ptb"),
+        (&["--model", "dqn"], "JAX does not measure dqn"),
+        (&["--model", "dcgan"], "JAX does not measure dcgan"),
+        (&["--model", "mnist", "--dtype", "bf16"], "JAX measures mnist in f32 only"),
+    ] {
+        let Ok(output) = Command::new("python3").arg(&script).args(options).output() else {
+            eprintln!("skipped: python3 is not installed");
+            return;
+        };
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && message.trim() == expected, "{message}");
+    }
+}

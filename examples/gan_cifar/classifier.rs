@@ -56,6 +56,20 @@ impl Model for Convnet {
     }
 }
 
+/// Returns the run directory of the classifier, `given` or the usual one; `None` if this command
+/// evaluates no samples, because it does not train on CIFAR-10 or does not train at all.
+pub(crate) fn directory(args: &TrainArgs, given: Option<PathBuf>) -> Result<Option<PathBuf>> {
+    if args.fake || args.dry_run || args.find_lr || args.find_batch || args.overfit.is_some() {
+        return Ok(None);
+    }
+    let dir = given.unwrap_or_else(|| PathBuf::from(DIR));
+    if args.logdir.as_ref().is_some_and(|logdir| Path::new(logdir) == dir) {
+        let why = format!("--logdir and the classifier's directory are both {}", dir.display());
+        return Err(Error::argument(why).note("--classifier DIR names another one"));
+    }
+    Ok(Some(dir))
+}
+
 /// A trained classifier.
 pub(crate) struct Classifier {
     predictor: OfflinePredictor,
@@ -64,8 +78,7 @@ pub(crate) struct Classifier {
 impl Classifier {
     /// Returns the classifier in a run directory. The first call trains it, for 15 epochs; later calls
     /// find the completed run.
-    pub(crate) fn load(args: &TrainArgs, dir: Option<&Path>) -> Result<Classifier> {
-        let dir = dir.map_or_else(|| PathBuf::from(DIR), Path::to_path_buf);
+    pub(crate) fn load(args: &TrainArgs, dir: &Path) -> Result<Classifier> {
         say!("the classifier is in {}; it is trained first if necessary", dir.display());
         let device = args.devices.first().copied().unwrap_or_default();
         let options =
@@ -82,13 +95,14 @@ impl Classifier {
             .steps_per_launch(args.steps_per_launch.unwrap_or(1.into()))
             .steps_per_epoch(STEPS)
             .max_epoch(EPOCHS)
-            .logdir(&dir);
-        let trained = launch_train_with_config(config, SimpleTrainer::new())?;
+            .logdir(dir);
+        let trained = launch_train_with_config(config, SimpleTrainer::new())
+            .map_err(|e| e.within("the classifier").note("--classifier DIR names its directory"))?;
         if let Some(error) = trained.monitors.latest("validation_error") {
             say!("the classifier's test error is {:.1} %", 100.0 * error);
         }
         drop(trained);
-        Classifier::new(predict_config()?.session_init(SaverRestore::new(&dir)).session(options()))
+        Classifier::new(predict_config()?.session_init(SaverRestore::new(dir)).session(options()))
     }
 
     /// Creates a classifier with random weights.

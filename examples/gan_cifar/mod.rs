@@ -8,7 +8,7 @@ mod data;
 mod nets;
 mod score;
 
-pub(crate) use classifier::{CLASSES, Classifier};
+pub(crate) use classifier::{CLASSES, Classifier, directory};
 pub(crate) use data::{data, image_spec, real_images};
 pub(crate) use nets::{critic, generator};
 pub(crate) use score::{ClassifierScore, Score, score};

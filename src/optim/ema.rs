@@ -4,7 +4,7 @@ use super::gradient::state;
 use super::setting::{Allowed, check_setting};
 use super::{Gradient, Optimizer};
 use crate::graph::{EMA_VARIABLES, Graph, Init, Op, Sharing, Tensor, Variable, VariableSpec};
-use tensorpack_tensor::DType;
+use tensorpack_tensor::{DType, Error};
 
 /// An optimizer wrapper that keeps the exponential moving average of every trained variable in
 /// `EMA/NAME`, updated after each step:
@@ -72,7 +72,7 @@ impl Optimizer for Ema {
         updates.push(power.update(|p| p * self.decay));
         let first = power.value().equal(&power.one());
         for Gradient { variable, .. } in gradients {
-            let average = create_average(graph, variable);
+            let average = create_average(graph, "Ema", variable);
             let (w, dtype) = (variable.current(), variable.dtype());
             let next = |average: &Tensor| {
                 if self.debiased {
@@ -89,9 +89,15 @@ impl Optimizer for Ema {
     }
 }
 
-/// Creates the variable that holds the average of `variable`.
+/// Creates the variable in which the optimizer `op` keeps the average of `variable`. A variable has one
+/// average: a second one is an error.
 #[track_caller]
-pub(super) fn create_average(graph: &Graph, variable: &Variable) -> Variable {
+pub(super) fn create_average(graph: &Graph, op: &str, variable: &Variable) -> Variable {
+    if let Some(average) = Ema::average_of(variable) {
+        let why = format!("the variable {} has a moving average already", variable.name());
+        graph.record(op, &[], Error::argument(why).note("use only one of `Ema` and `Swa`, and only once"));
+        return average;
+    }
     let sizes = variable.shape().known().unwrap_or_default();
     let spec = VariableSpec::new(format!("{EMA_PREFIX}{}", variable.name()), sizes).dtype(variable.dtype());
     let spec = spec.init(Init::zeros()).non_trainable().slab("ema").also_in(EMA_VARIABLES);

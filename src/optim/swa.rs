@@ -59,7 +59,7 @@ impl Optimizer for Swa {
         // Of this value in the mean. Before the start it is not used, but must be finite.
         let share = (values + 1.0).maximum(&passed.one()).reciprocal();
         for Gradient { variable, .. } in gradients {
-            let average = create_average(graph, variable);
+            let average = create_average(graph, "Swa", variable);
             let (w, share) = (variable.current(), share.cast(variable.dtype()));
             let next = |average: &Tensor| {
                 let mean = average + (&w - average) * &share;

@@ -3,6 +3,8 @@
 use super::launch::set_up;
 use super::{SingleCostTrainer, TrainConfig};
 use crate::runtime::{Session, SessionOptions, available_memory};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// No plan is asked for more examples than this.
@@ -46,6 +48,20 @@ pub(super) fn search(
         let feeds: Vec<(&str, DType, &[usize])> =
             inputs.iter().zip(&sizes).map(|((name, dtype, _), n)| (&name[..], *dtype, &n[..])).collect();
         session.fits(fetches, &feeds, limit)
+    };
+    largest(fits)
+}
+
+/// Returns the largest batch that `plan` says fits. Asks for each batch once: it may be a compilation.
+fn largest(plan: impl Fn(usize) -> Result<bool>) -> Result<usize> {
+    let answers = RefCell::new(HashMap::new());
+    let fits = |batch: usize| {
+        if let Some(&fits) = answers.borrow().get(&batch) {
+            return Ok(fits);
+        }
+        let fits = plan(batch)?;
+        answers.borrow_mut().insert(batch, fits);
+        Ok(fits)
     };
     let Batches { first, step } = Batches::new(&fits)?;
     let fits = |n: usize| fits(first + n * step);
@@ -119,4 +135,32 @@ pub(super) fn limit(options: &SessionOptions) -> usize {
         _ => None,
     };
     options.memory_limit.or_else(on_host).unwrap_or(usize::MAX - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checks the result for a model that takes multiples of `group`, and that no batch is planned twice.
+    fn check(group: usize, limit: usize) {
+        let asked = RefCell::new(Vec::new());
+        let plan = |batch: usize| {
+            asked.borrow_mut().push(batch);
+            if batch.is_multiple_of(group) { Ok(batch <= limit) } else { Err(Error::shape("groups")) }
+        };
+        assert_eq!(largest(plan).unwrap(), limit / group * group);
+        let mut asked = asked.into_inner();
+        let all = asked.len();
+        asked.sort_unstable();
+        asked.dedup();
+        assert_eq!(asked.len(), all, "groups of {group}, limit {limit}");
+    }
+
+    #[test]
+    fn every_batch_is_planned_once() {
+        check(1, 1);
+        check(1, 1000);
+        check(4, 4);
+        check(4, 101);
+    }
 }

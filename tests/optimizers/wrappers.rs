@@ -208,6 +208,20 @@ fn settings_out_of_range_are_errors() {
 }
 
 #[test]
+fn a_variable_has_one_average() {
+    let all: [Box<dyn Optimizer>; 3] = [
+        Swa::new(Ema::new(Sgd::new(0.1), 0.9), 1).boxed(),
+        Ema::new(Swa::new(Sgd::new(0.1), 1), 0.9).boxed(),
+        Ema::new(Ema::new(Sgd::new(0.1), 0.9), 0.99).boxed(),
+    ];
+    for optimizer in all {
+        let e = build(&Graph::new(), DType::F32, &*optimizer).unwrap_err();
+        assert!(e.message().contains("has a moving average already"), "{e}");
+        assert!(e.to_string().contains("only one of `Ema` and `Swa`"), "{e}");
+    }
+}
+
+#[test]
 fn a_non_scalar_rate_is_an_error() {
     let graph = Graph::new();
     let t = TowerContext::training(&graph);

@@ -1,9 +1,11 @@
 //! The GAN on CIFAR-10 of `gan_wgan_gp`, and its score.
 
 use crate::gan_wgan_gp::gan::GanTrainer;
-use crate::gan_wgan_gp::gan_cifar::{CLASSES, Classifier, ClassifierScore, Score, critic, generator, score};
+use crate::gan_wgan_gp::gan_cifar::{
+    CLASSES, Classifier, ClassifierScore, Score, critic, directory, generator, score,
+};
 use crate::gan_wgan_gp::{Images, WganGp};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tensorpack::dataflow::FromFn;
 use tensorpack::input::{FeedInput, InputSource};
 use tensorpack::prelude::*;
@@ -108,4 +110,20 @@ fn the_residual_networks_are_those_of_the_paper() {
     let first = (3 * 128 * 9 + 128) + (conv + 128) + (3 * 128 + 128);
     let down = 2 * (conv + 128) + (128 * 128 + 128);
     assert_eq!(count("discrim/"), first + down + 2 * 2 * (conv + 128) + 129);
+}
+
+#[test]
+fn a_classifier_is_trained_only_if_samples_are_evaluated() {
+    let directory = |line: &[&str], given: Option<&str>| {
+        let args =
+            TrainArgs::parse_options(line.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+        directory(&args, given.map(PathBuf::from))
+    };
+    assert_eq!(directory(&[], Some("a")).unwrap(), Some(PathBuf::from("a")));
+    assert!(directory(&["--seed=3"], None).unwrap().is_some());
+    for line in [&["--fake"][..], &["--dry-run"], &["--find-lr"], &["--find-batch"], &["--overfit=2"]] {
+        assert_eq!(directory(line, Some("a")).unwrap(), None, "{line:?}");
+    }
+    let e = directory(&["--logdir=a"], Some("a")).unwrap_err();
+    assert!(e.to_string().contains("--classifier DIR names another"), "{e}");
 }

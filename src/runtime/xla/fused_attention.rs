@@ -47,12 +47,13 @@ fn is_supported(a: &Attention, inputs: &[Value]) -> bool {
     let same = inputs[..3].iter().all(|x| x.element == element);
     let fits =
         a.width == a.value_width && a.width.is_multiple_of(8) && (8..=MOST_FEATURES).contains(&a.width);
+    let any = a.batch > 0 && a.heads > 0;
     // Other lengths do not work with a mask or a bias.
     let even = |length: usize| length > 0 && length.is_multiple_of(2);
     // f16 ends before a number that masks every score.
     let added = !(a.mask || a.bias) || element == Element::Of(DType::Bf16);
     // cuDNN's dropout draws other numbers.
-    narrow && same && fits && added && a.dropout.is_none() && a.batch > 0 && even(a.queries) && even(a.keys)
+    narrow && same && fits && added && a.dropout.is_none() && any && even(a.queries) && even(a.keys)
 }
 
 /// Prints attention. Returns the result and the logarithms of the sums of exponentials.
@@ -320,6 +321,7 @@ mod tests {
         lacks(Attention { mask: true, ..ATTENTION }, DType::F16);
         lacks(Attention { keys: 5, ..ATTENTION }, DType::Bf16);
         lacks(Attention { queries: 0, ..ATTENTION }, DType::Bf16);
+        lacks(Attention { heads: 0, ..ATTENTION }, DType::Bf16);
         lacks(Attention { width: 12, value_width: 12, ..ATTENTION }, DType::Bf16);
         lacks(Attention { width: 136, value_width: 136, ..ATTENTION }, DType::Bf16);
         lacks(Attention { dropout: Some(FloatBits::new(0.1)), ..ATTENTION }, DType::Bf16);
