@@ -62,6 +62,8 @@ const MAX_POINTS: usize = 2000;
 /// The numbers of ticks of the axis of values, at least and at most.
 const LEAST_TICKS: usize = 4;
 const MOST_TICKS: usize = 10;
+/// Evenly spaced ticks are drawn between this power of ten and its reciprocal.
+const LARGEST_POWER: f64 = 280.0;
 
 impl PlotArgs {
     /// Writes the file. Returns what to print.
@@ -254,14 +256,18 @@ impl Ranged for ValueAxis {
 /// these are few, or evenly spaced numbers in a narrow range.
 fn log_ticks(range: &Range<f64>) -> Vec<f64> {
     let powers = range.start.floor() as i32..=range.end.floor() as i32;
+    let apart = powers.clone().count().div_ceil(MOST_TICKS);
+    let mut ticks = Vec::new();
     for multiples in [&[1.0][..], &[1.0, 2.0, 5.0], &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0]] {
-        let all = powers
-            .clone()
-            .flat_map(|power| multiples.iter().map(move |m: &f64| m.log10() + f64::from(power)));
-        let ticks: Vec<f64> = all.filter(|tick| range.contains(tick)).collect();
+        let of_power = |power: i32| multiples.iter().map(move |m: &f64| m.log10() + f64::from(power));
+        ticks = powers.clone().step_by(apart).flat_map(of_power).filter(|t| range.contains(t)).collect();
         if ticks.len() >= LEAST_TICKS {
             return ticks;
         }
+    }
+    // Beyond these, numbers or their differences are not floats.
+    if !(-LARGEST_POWER..LARGEST_POWER).contains(&range.start) || range.end >= LARGEST_POWER {
+        return ticks;
     }
     let values = RangedCoordf64::from(10f64.powf(range.start)..10f64.powf(range.end)).key_points(MOST_TICKS);
     values.into_iter().map(f64::log10).filter(|tick| range.contains(tick)).collect()
@@ -324,6 +330,10 @@ mod tests {
         assert_eq!(ticks(0.05, 3.0), [0.05, 0.1, 0.2, 0.5, 1.0, 2.0]);
         assert_eq!(ticks(80.0, 290.0), [80.0, 100.0, 150.0, 200.0]);
         assert_eq!(ticks(82.0, 84.6), [82.0, 82.5, 83.0, 83.5, 84.0, 84.5]);
+        // The smallest and the largest floats.
+        for range in [-323.0..308.25, 308.24..308.26, -322.9..-322.8] {
+            assert!(log_ticks(&range).len() <= MOST_TICKS, "{range:?}");
+        }
     }
 
     #[test]

@@ -300,10 +300,18 @@ mod tests {
             text.contains(&format!("\"{kernel}\"")) && text.contains(&format!("\"{kernel}Backward\"")),
             "{text}"
         );
+        let [q, k] = ["tensor<3x10x4x16xbf16>", "tensor<3x6x2x16xbf16>"];
+        let added = match (a.mask, a.bias) {
+            (_, true) => "tensor<3x4x10x6xbf16>, ",
+            (true, false) => "tensor<3x1x10x6xbf16>, ",
+            _ => "",
+        };
+        let backward = format!("({q}, {k}, {k}, tensor<3x4x10xf32>, {q}, {added}{q})");
+        assert!(text.contains(&backward), "{text}");
         let client = Client::new(&plugin, &[("cpu_device_count", OptionValue::Int(1))]);
         let e = client.unwrap().compile(&text, &CompileOptions::new()).map(|_| ()).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::Engine);
-        assert!(e.to_string().contains("__cudnn$fmha"), "{e}");
+        assert!(e.to_string().contains("NOT_FOUND") && e.to_string().contains(kernel), "{e}");
     }
 
     #[test]
