@@ -6,6 +6,7 @@ use tensorpack::graph::{Fetch, Graph};
 use tensorpack::prelude::*;
 use tensorpack::runtime::{Device, IntoFetch, Platform};
 use tensorpack_tensor::CounterRng;
+use tensorpack_testing::{Requirement, skip};
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -157,7 +158,9 @@ fn what_cudnn_does_not_have() {
 #[test]
 fn fused_attention_takes_linear_memory() {
     let Some(device) = device() else { return };
-    let Device::Xla { platform: Platform::Cuda, .. } = device else { return };
+    let Device::Xla { platform: Platform::Cuda, .. } = device else {
+        return skip(Requirement::Devices, "only CUDA has these kernels");
+    };
     let bytes = |time: usize| {
         let graph = Graph::new();
         let x = graph.placeholder(&TensorSpec::new("x", DType::Bf16, [Some(1), Some(time), Some(128)]));
