@@ -145,6 +145,27 @@ fn masks_and_biases() {
 }
 
 #[test]
+fn a_mask_does_not_hide_nan() {
+    let Some(device) = device() else { return };
+    let graph = Graph::new();
+    let sizes = [2, 4, 1, 8];
+    let x = graph.placeholder(&TensorSpec::new("x", DType::Bf16, sizes.map(Some)));
+    let lengths = graph.constant(HostTensor::new([2], vec![3i32, 0]).unwrap());
+    let root = x.sqrt();
+    let y = root.attention(&root, &root, &AttentionOptions::default().lengths(&lengths));
+    let options = SessionOptions { device, ..SessionOptions::default() };
+    let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+    let mut values: Vec<f64> = numbers("nan", &sizes).iter().map(|v| v.abs()).collect();
+    values[0] = -1.0;
+    let fed = HostTensor::from_f64(DType::Bf16, sizes, &values).unwrap();
+    let found = session.run(&[&y], &[("x", &fed)]).unwrap()[0].to_f64_vec();
+    // Every query of the first example sees the key that is NaN; the second example has no keys.
+    let (first, second) = found.split_at(32);
+    assert!(first.iter().all(|v| v.is_nan()), "{first:?}");
+    assert!(second.iter().all(|v| *v == 0.0), "{second:?}");
+}
+
+#[test]
 fn what_cudnn_does_not_have() {
     agrees(&Case { width: 12, ..PLAIN }, DType::Bf16, false);
     agrees(&Case { width: 136, ..PLAIN }, DType::Bf16, false);

@@ -48,7 +48,7 @@ fn is_supported(a: &Attention, inputs: &[Value]) -> bool {
     let fits =
         a.width == a.value_width && a.width.is_multiple_of(8) && (8..=MOST_FEATURES).contains(&a.width);
     let any = a.batch > 0 && a.heads > 0;
-    // Other lengths do not work with a mask or a bias.
+    // Odd lengths do not work with masks and biases, and have not been tried without.
     let even = |length: usize| length > 0 && length.is_multiple_of(2);
     // f16 ends before a number that masks every score.
     let added = !(a.mask || a.bias) || element == Element::Of(DType::Bf16);
@@ -74,12 +74,12 @@ fn forward(w: &mut Writer, a: &Attention, inputs: &[Value]) -> [Value; 2] {
         return [out, log_sums];
     }
     // Where all keys are masked, both are 0.
-    let alive = alive(w, &log_sums);
+    let masked = all_masked(w, &log_sums);
     let zero = w.splat(0.0, log_sums.element, &log_sums.sizes);
-    let log_sums = w.select(&alive, &log_sums, &zero);
-    let alive = w.broadcast(&alive, &[0, 2, 1], &out.sizes);
+    let log_sums = w.select(&masked, &zero, &log_sums);
+    let masked = w.broadcast(&masked, &[0, 2, 1], &out.sizes);
     let zero = w.splat(0.0, out.element, &out.sizes);
-    [w.select(&alive, &out, &zero), log_sums]
+    [w.select(&masked, &zero, &out), log_sums]
 }
 
 /// Prints the gradients of queries, keys and values.
@@ -145,10 +145,10 @@ fn added(w: &mut Writer, a: &Attention, inputs: &[Value]) -> Option<Value> {
     Some(w.select(&mask, &seen, &lowest))
 }
 
-/// Whether not all keys of a query are masked, from the logarithms of its sums.
-fn alive(w: &mut Writer, log_sums: &Value) -> Value {
-    let masked = w.splat(MASKED / 2.0, log_sums.element, &log_sums.sizes);
-    w.compare("GT", log_sums, &masked)
+/// Whether all keys of a query are masked, from the logarithms of its sums. NaN is not: it must not become 0.
+fn all_masked(w: &mut Writer, log_sums: &Value) -> Value {
+    let limit = w.splat(MASKED / 2.0, log_sums.element, &log_sums.sizes);
+    w.compare("LE", log_sums, &limit)
 }
 
 /// The dimensions of a matrix product: those that are summed over, and those of the batch, of the left and
@@ -319,6 +319,19 @@ mod tests {
         is_read_by_xla(&ATTENTION, "__cudnn$fmhaSoftmax");
         is_read_by_xla(&Attention { mask: true, ..ATTENTION }, "__cudnn$fmhaScaleBiasSoftmax");
         is_read_by_xla(&Attention { mask: true, bias: true, ..ATTENTION }, "__cudnn$fmhaScaleBiasSoftmax");
+    }
+
+    /// A comparison that is false for NaN selects the zeros.
+    #[test]
+    fn a_mask_does_not_hide_nan() {
+        let text = module(&Attention { mask: true, ..ATTENTION }, DType::Bf16).unwrap();
+        let line = |of: &str| text.lines().find(|line| line.contains(of)).unwrap_or_default().to_string();
+        let compared = line("stablehlo.compare");
+        assert!(compared.contains("comparison_direction LE"), "{compared}");
+        let name = compared.trim().split(' ').next().unwrap().to_string();
+        let selected = line(&format!("stablehlo.select\"({name}, "));
+        let zeros = selected.split(", ").nth(1).unwrap().to_string();
+        assert!(line(&format!("{zeros} = ")).contains("dense<0x00000000>"), "{selected}");
     }
 
     #[test]
