@@ -92,6 +92,9 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
         Err(e) if e.kind() == ErrorKind::Unsupported => None,
         Err(e) => return Err(e),
     };
+    // That of steps that wait: the loop below has a session of its own.
+    let device_peak =
+        session.device_memory()?.into_iter().map(|memory| memory.peak as f64 / 1e6).reduce(f64::max);
     if let Some(group) = &group {
         group.leave(Duration::from_secs(60))?;
     }
@@ -109,19 +112,21 @@ pub(crate) fn measure(args: &StepArgs, started: Instant) -> Result<()> {
             let (k, ms) = (args.steps_per_launch, p.seconds * 1e3);
             format!(",\"steps_per_launch\":{k},\"pipelined_ms_per_step\":{ms:.4}")
         });
-        let planned = planned.map_or("null".to_string(), |mb| format!("{mb:.1}"));
+        let [planned, device_peak] =
+            [planned, device_peak].map(|mb| mb.map_or("null".to_string(), |mb| format!("{mb:.1}")));
         println!(
             "{{\"model\":\"{}\",\"devices\":\"{}\",\"batch\":{},\"ms_per_step\":{ms:.4},\"ms_mean\":{mean:.4},\"examples_per_s\":{rate:.1},\
-             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1},\"planned_mb\":{planned},\"ranks\":{ranks},\"exposed_ms\":{exposed:.4}{in_loop}}}",
+             \"first_step_s\":{first_step:.4},\"peak_rss_mb\":{rss:.1},\"planned_mb\":{planned},\"device_peak_mb\":{device_peak},\"ranks\":{ranks},\"exposed_ms\":{exposed:.4}{in_loop}}}",
             args.model.name(),
             devices,
             batch
         );
     } else {
         let planned = planned.map_or(String::new(), |mb| format!("planned {mb:.0} MB, "));
+        let device_peak = device_peak.map_or(String::new(), |mb| format!("peak {mb:.0} MB of the device, "));
         println!(
             "{} on {}, batch {}: {ms:.3} ms per step (best {:.3}), {rate:.0} examples/s; first step after {first_step:.3} s; \
-             {planned}peak {rss:.0} MB; loss {loss:.4}",
+             {planned}{device_peak}peak {rss:.0} MB; loss {loss:.4}",
             args.model.name(),
             devices,
             batch,

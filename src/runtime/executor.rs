@@ -64,6 +64,10 @@ pub trait Executor: Send {
     fn platform(&self) -> Option<String> {
         None
     }
+    /// Returns the memory of the device of each tower; nothing on engines that use the host's.
+    fn device_memory(&self) -> Result<Vec<DeviceMemory>> {
+        Ok(Vec::new())
+    }
     /// Waits for what was launched, then starts to record what the devices execute. Returns `None` on
     /// engines whose work is all done by threads of this process, which record themselves
     /// (`tensorpack-timeline`), and an error if the kernels cannot be recorded.
@@ -103,6 +107,19 @@ pub trait Executor: Send {
         Err(Error::new(ErrorKind::Unsupported, "this device does not support asynchronous towers")
             .note("train asynchronously on thread teams (cpu:N), or use a synchronous trainer here"))
     }
+}
+
+/// The memory of a device with memory of its own, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "max_memory_allocated")]
+pub struct DeviceMemory {
+    /// Bytes that this process uses now.
+    pub in_use: u64,
+    /// The most bytes that it has used at once since it opened the device. The search for the fastest
+    /// kernels while a program is compiled counts, too.
+    pub peak: u64,
+    /// Bytes that it may use.
+    pub limit: u64,
 }
 
 /// The value that a variable had when it was [saved](Executor::save).

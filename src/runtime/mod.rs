@@ -48,8 +48,8 @@ pub use device_profiler::{DeviceEvents, DeviceProfiler};
 pub(crate) use engine::device_mismatch;
 pub use engine::{Engine, engines, register_engine};
 pub use executor::{
-    Executable, Executor, Feed, Fork, KernelTime, Outcome, Pending, PendingSteps, RunInfo, SavedValue,
-    StepEnd, StepResult, StepsExecutable, StepsInfo,
+    DeviceMemory, Executable, Executor, Feed, Fork, KernelTime, Outcome, Pending, PendingSteps, RunInfo,
+    SavedValue, StepEnd, StepResult, StepsExecutable, StepsInfo,
 };
 pub use interrupt::Interrupt;
 pub use kernel_progress::KernelProgress;

@@ -2,7 +2,9 @@
 
 use super::binding::Request;
 use super::captured_value::{CapturePlace, CapturedValue};
-use super::executor::{Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue};
+use super::executor::{
+    DeviceMemory, Executable, Executor, Feed, Fork, KernelTime, Outcome, RunInfo, SavedValue,
+};
 use super::fit_memory;
 use super::lowering::Source;
 use super::overwritten::OverwrittenValues;
@@ -461,6 +463,12 @@ impl Session {
     /// for engines without one.
     pub fn platform(&self) -> Result<Option<String>> {
         Ok(self.lock()?.executor.platform())
+    }
+
+    /// Returns the memory of the device of each tower, as its allocator counts it; nothing for engines
+    /// that use the host's memory, such as the CPU engine.
+    pub fn device_memory(&self) -> Result<Vec<DeviceMemory>> {
+        self.lock()?.executor.device_memory()
     }
 
     /// Starts to record what devices execute; see [`Executor::start_profiler`].

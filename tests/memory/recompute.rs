@@ -218,6 +218,35 @@ fn plans_compute_the_block_twice_only_for_gradients() {
     assert_eq!([count(false), count(true)], [1, 2]);
 }
 
+/// A device with memory of its own takes what was planned. Copies for the search for the fastest matrix
+/// products are smaller than the results of a step.
+#[test]
+fn devices_take_the_planned_bytes() {
+    let Some(device) = xla_device() else { return };
+    let graph = Graph::new();
+    let t = TowerContext::training(&graph);
+    let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(32)]));
+    let cost = deep_net(&t, &x, Part::Scope).square().mean();
+    let train = minimize(&cost, &Sgd::new(0.1)).unwrap();
+    let options = SessionOptions { device, ..SessionOptions::default() };
+    let session = Session::with(graph.freeze().unwrap(), options).unwrap();
+    let memory = || session.device_memory().unwrap();
+    let Device::Xla { platform, .. } = device else { unreachable!("it is an XLA device") };
+    assert_eq!(memory().len(), usize::from(platform.name() != "cpu"));
+    let Some(before) = memory().first().copied() else { return };
+    let examples = 1 << 20;
+    let sizes = [examples, 32];
+    let planned = session.planned_bytes(&[&cost, &train], &[("x", DType::F32, &sizes)]).unwrap();
+    let fed = random("x", &sizes);
+    for _ in 0..3 {
+        session.run(&[&cost, &train], &[("x", &fed)]).unwrap();
+    }
+    let variables = before.in_use;
+    let measured = (memory()[0].peak - variables) as f64;
+    let ratio = measured / planned as f64;
+    assert!((0.98..1.02).contains(&ratio), "{planned} bytes planned, {measured} measured");
+}
+
 /// On accelerators the compiler's plan falls as well. XLA's compiler for CPUs removes barriers before
 /// it orders operations, so there is only a second forward pass.
 #[test]

@@ -17,7 +17,7 @@ use crate::graph::{GLOBAL_STEP, Sharding, VariableInfo};
 use crate::kir::Shards;
 use crate::runtime::device_profiler::DeviceProfiler;
 use crate::runtime::executor::{
-    Executable, Executor, Feed, Fork, RunInfo, SavedValue, StepsExecutable, check_value,
+    DeviceMemory, Executable, Executor, Feed, Fork, RunInfo, SavedValue, StepsExecutable, check_value,
 };
 use crate::runtime::shard_updates::stored_shards;
 use crate::runtime::{Interrupt, Lowered, Platform, Source, Staging, Turns};
@@ -122,6 +122,12 @@ impl Executor for XlaExecutor {
     fn platform(&self) -> Option<String> {
         let client = &self.target.client;
         Some(format!("{} {}", client.platform_name().ok()?, client.platform_version().ok()?))
+    }
+
+    fn device_memory(&self) -> Result<Vec<DeviceMemory>> {
+        let towers = 0..lock(&self.variables).towers();
+        let memory = towers.map(|tower| self.target.device_memory(tower)).collect::<Result<Vec<_>>>()?;
+        Ok(memory.into_iter().flatten().collect())
     }
 
     fn start_profiler(&self) -> Result<Option<Box<dyn DeviceProfiler>>> {

@@ -5,6 +5,7 @@ use super::compile_cache::CompileCache;
 use super::module::ModuleOptions;
 use super::replicas::Replicas;
 use crate::distributed::ProcessGroup;
+use crate::runtime::executor::DeviceMemory;
 use crate::runtime::{Device, Interrupt, Platform, memory_limit};
 use std::ops::Range;
 use std::sync::Arc;
@@ -171,6 +172,13 @@ impl Target {
     pub(super) fn free_memory(&self, tower: usize) -> Result<Option<usize>> {
         let free = |m: pjrt::MemoryStats| Some(m.limit?.saturating_sub(m.in_use) as usize);
         Ok(self.device(tower)?.memory().ok().and_then(free))
+    }
+
+    /// Returns the memory of the device of a tower, if the plugin reports it.
+    pub(super) fn device_memory(&self, tower: usize) -> Result<Option<DeviceMemory>> {
+        let all =
+            |m: pjrt::MemoryStats| Some(DeviceMemory { in_use: m.in_use, peak: m.peak?, limit: m.limit? });
+        Ok(self.device(tower)?.memory().ok().and_then(all))
     }
 
     /// Checks that the device of a tower has this much free memory.
