@@ -48,12 +48,13 @@ fn is_supported(a: &Attention, inputs: &[Value]) -> bool {
     let fits =
         a.width == a.value_width && a.width.is_multiple_of(8) && (8..=MOST_FEATURES).contains(&a.width);
     let any = a.batch > 0 && a.heads > 0;
-    // Odd lengths do not work with masks and biases, and have not been tried without.
-    let even = |length: usize| length > 0 && length.is_multiple_of(2);
-    // f16 ends before a number that masks every score.
-    let added = !(a.mask || a.bias) || element == Element::Of(DType::Bf16);
+    let any = any && a.queries > 1 && a.keys > 1;
+    // Rows of what is added to the scores have even lengths, and f16 ends before a number that masks every
+    // score.
+    let even = a.queries.is_multiple_of(2) && a.keys.is_multiple_of(2);
+    let added = !(a.mask || a.bias) || even && element == Element::Of(DType::Bf16);
     // cuDNN's dropout draws other numbers.
-    narrow && same && fits && added && a.dropout.is_none() && any && even(a.queries) && even(a.keys)
+    narrow && same && fits && added && a.dropout.is_none() && any
 }
 
 /// Prints attention. Returns the result and the logarithms of the sums of exponentials.
@@ -340,7 +341,10 @@ mod tests {
         assert!(module(&ATTENTION, DType::F16).is_some());
         lacks(ATTENTION, DType::F32);
         lacks(Attention { mask: true, ..ATTENTION }, DType::F16);
-        lacks(Attention { keys: 5, ..ATTENTION }, DType::Bf16);
+        assert!(module(&Attention { keys: 5, ..ATTENTION }, DType::Bf16).is_some());
+        lacks(Attention { keys: 5, mask: true, ..ATTENTION }, DType::Bf16);
+        lacks(Attention { queries: 7, bias: true, ..ATTENTION }, DType::Bf16);
+        lacks(Attention { queries: 1, ..ATTENTION }, DType::Bf16);
         lacks(Attention { queries: 0, ..ATTENTION }, DType::Bf16);
         lacks(Attention { heads: 0, ..ATTENTION }, DType::Bf16);
         lacks(Attention { width: 12, value_width: 12, ..ATTENTION }, DType::Bf16);
