@@ -4,9 +4,12 @@
 //! computes the same bits on every run. The thresholds were measured with
 //! `examples/contract_speed.rs`.
 //!
-//! - Winograd F(2x2, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 48 tiles. Outputs
-//!   and input gradients need 17 to 512 channels on both sides; filter gradients need at least 17
-//!   channels on both sides and at most 9216 pairs of channels.
+//! - Winograd F(4x4, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 48 tiles, half full
+//!   or more. It needs at least 8 channels on one side and 12 on the other; outputs and input
+//!   gradients at most 512.
+//! - Winograd F(2x2, 3x3) for those with fewer such tiles, but 48 of 2x2 outputs. Outputs and input
+//!   gradients need 17 to 512 channels on both sides; filter gradients need at least 17 channels on
+//!   both sides and at most 9216 pairs of channels.
 //! - Winograd F(2x2, 2x2) for 4x4 filters with stride 2, dilation 1, and at least 48 tiles. Outputs
 //!   and input gradients need 32 to 512 channels on one side and 64 to 512 on the other; filter
 //!   gradients need 64 to 512 on both.
@@ -19,27 +22,30 @@
 use super::conv2d::Conv2d;
 use super::correlation::Correlation;
 use super::winograd_stride2::{self, WinogradStride2};
-use super::winograd_transform::TILE;
+use super::winograd_tiles::TileSize;
 
-/// With fewer channels on either side, the transforms cost more than the saved products; the second
-/// is for 4x4 filters with stride 2.
-const MIN_CHANNELS: usize = 17;
-const MIN_CHANNELS_STRIDE2: usize = 32;
+/// With fewer channels, the transforms of F(4x4, 3x3) cost more than the saved products: the fewest on
+/// one side, and on the other.
+const MIN_CHANNELS: [usize; 2] = [8, 12];
+/// The same of F(2x2, 3x3), for both sides, and for 4x4 filters with stride 2.
+const MIN_CHANNELS_TWO: usize = 17;
+const MIN_CHANNELS_STRIDE2: [usize; 2] = [32, 64];
 /// With fewer tiles, transforming the filter costs more than the saved products.
 const MIN_TILES: usize = 48;
 /// With more channels, a chunk's transformed tiles outgrow every L2 cache.
 const MAX_CHANNELS: usize = 512;
-/// With more pairs of input and output channels, the sums of a filter gradient outgrow the L2
-/// cache.
-const MAX_CHANNEL_PAIRS: usize = 96 * 96;
+/// With more pairs of input and output channels, filter gradients by F(2x2, 3x3) are slower than the
+/// direct algorithm.
+const MAX_CHANNEL_PAIRS_TWO: usize = 96 * 96;
 
 /// How a convolution or one of its gradients is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Algorithm {
     /// Direct convolution: tap by tap, every product of the definition.
     Direct,
-    /// F(2x2, 3x3): 16 products for each 2x2 tile of outputs and pair of channels instead of 36.
-    Winograd,
+    /// F(2x2, 3x3) or F(4x4, 3x3): 16 products for each 2x2 tile of outputs and pair of channels
+    /// instead of 36, or 36 for each 4x4 tile instead of 144.
+    Winograd(TileSize),
     /// F(2x2, 2x2) in four phases: 36 products for each 2x2 tile of outputs, or 4x4 tile of an input
     /// gradient, and pair of channels instead of 64.
     WinogradStride2,
@@ -48,54 +54,83 @@ pub(super) enum Algorithm {
 impl Algorithm {
     /// Returns the algorithm for the outputs of a convolution, or for its input gradient.
     pub(super) fn for_outputs(work: &Correlation) -> Algorithm {
-        let channels = work.in_channels().max(work.out_channels());
-        if channels >= 2 * MIN_CHANNELS_STRIDE2 && stride2_pays(work) {
-            return Algorithm::WinogradStride2;
+        let few_enough = work.in_channels().max(work.out_channels()) <= MAX_CHANNELS;
+        if few_enough && stride2_pays(work, MIN_CHANNELS_STRIDE2) {
+            Algorithm::WinogradStride2
+        } else if few_enough && four_pays(work) {
+            Algorithm::Winograd(TileSize::Four)
+        } else if few_enough && two_pays(work) {
+            Algorithm::Winograd(TileSize::Two)
+        } else {
+            Algorithm::Direct
         }
-        Algorithm::winograd_if(winograd_pays(work) && channels <= MAX_CHANNELS)
     }
 
     /// Returns the algorithm for the gradient with respect to the filter.
     pub(super) fn for_filter_grad(conv: &Conv2d) -> Algorithm {
-        let pairs = conv.in_channels.saturating_mul(conv.out_channels);
         let work = Correlation { conv: *conv, backward: false };
-        let channels = conv.in_channels.min(conv.out_channels);
-        if channels >= 2 * MIN_CHANNELS_STRIDE2 && stride2_pays(&work) {
-            return Algorithm::WinogradStride2;
+        let few_enough = conv.in_channels.max(conv.out_channels) <= MAX_CHANNELS;
+        if few_enough && stride2_pays(&work, [MIN_CHANNELS_STRIDE2[1]; 2]) {
+            Algorithm::WinogradStride2
+        } else if four_pays(&work) {
+            Algorithm::Winograd(TileSize::Four)
+        } else if conv.in_channels.saturating_mul(conv.out_channels) <= MAX_CHANNEL_PAIRS_TWO
+            && two_pays(&work)
+        {
+            Algorithm::Winograd(TileSize::Two)
+        } else {
+            Algorithm::Direct
         }
-        Algorithm::winograd_if(winograd_pays(&work) && pairs <= MAX_CHANNEL_PAIRS)
     }
+}
 
-    fn winograd_if(condition: bool) -> Algorithm {
-        if condition { Algorithm::Winograd } else { Algorithm::Direct }
-    }
+/// Returns whether a convolution has at least `min[0]` channels on one side and `min[1]` on the other.
+fn has_channels(c: &Conv2d, min: [usize; 2]) -> bool {
+    c.in_channels.min(c.out_channels) >= min[0] && c.in_channels.max(c.out_channels) >= min[1]
+}
+
+/// Returns whether Winograd for 3x3 filters with stride 1 applies.
+fn winograd_applies(c: &Conv2d) -> bool {
+    (c.kernel, c.stride, c.dilation) == ([3; 2], [1; 2], [1; 2]) && !c.exact
+}
+
+/// Returns whether the transforms of F(4x4, 3x3) apply, and save more than they cost.
+fn four_pays(work: &Correlation) -> bool {
+    winograd_applies(&work.conv)
+        && has_channels(&work.conv, MIN_CHANNELS)
+        && tiles_fit(work, TileSize::Four.outputs(), 200)
+        && (0..2).all(|axis| reads_inputs(work, axis))
+}
+
+/// Returns whether every output reads an input along this axis. One that reads nothing but padding is
+/// exactly zero, and would be off by the rounding error of its tile.
+fn reads_inputs(work: &Correlation, axis: usize) -> bool {
+    let (sums, inputs) = (work.axis(axis, 0), work.in_size()[axis] as isize);
+    sums.offset + sums.taps as isize > 0 && sums.outs as isize + sums.offset <= inputs
 }
 
 /// Returns whether the transforms of F(2x2, 3x3) apply, and save more than they cost.
-fn winograd_pays(work: &Correlation) -> bool {
-    let c = &work.conv;
-    (c.kernel, c.stride, c.dilation) == ([3; 2], [1; 2], [1; 2])
-        && !c.exact
-        && c.in_channels.min(c.out_channels) >= MIN_CHANNELS
-        && tiles_fit(work, TILE)
+fn two_pays(work: &Correlation) -> bool {
+    winograd_applies(&work.conv)
+        && has_channels(&work.conv, [MIN_CHANNELS_TWO; 2])
+        && tiles_fit(work, TileSize::Two.outputs(), 120)
 }
 
 /// Returns whether the transforms for 4x4 filters with stride 2 apply, and save more than they cost.
-fn stride2_pays(work: &Correlation) -> bool {
-    let c = &work.conv;
-    winograd_stride2::applies(c)
-        && !c.exact
-        && c.in_channels.min(c.out_channels) >= MIN_CHANNELS_STRIDE2
-        && c.in_channels.max(c.out_channels) <= MAX_CHANNELS
-        && tiles_fit(work, WinogradStride2::tile(work))
+fn stride2_pays(work: &Correlation, min_channels: [usize; 2]) -> bool {
+    winograd_stride2::applies(&work.conv)
+        && !work.conv.exact
+        && has_channels(&work.conv, min_channels)
+        && tiles_fit(work, WinogradStride2::tile(work), 120)
 }
 
 /// Returns whether there are enough tiles with `tile` outputs along each side. Tiles reach beyond
-/// images of other sizes: at most a fifth of the work may be wasted there.
-fn tiles_fit(work: &Correlation, tile: usize) -> bool {
+/// images of other sizes: all of them have at most `percent` of the outputs of the images.
+fn tiles_fit(work: &Correlation, tile: usize, percent: usize) -> bool {
     let [height, width] = work.out_size();
     let [down, across] = work.out_size().map(|n| n.div_ceil(tile));
-    10 * tile * tile * down * across <= 12 * height * width && work.conv.batch * down * across >= MIN_TILES
+    100 * tile * tile * down * across <= percent * height * width
+        && work.conv.batch * down * across >= MIN_TILES
 }
 
 /// The micro-kernel that the direct algorithm uses for a row of outputs.

@@ -296,7 +296,7 @@ impl Correlation {
     fn planned(self) -> Planned {
         match Algorithm::for_outputs(&self) {
             Algorithm::Direct => Planned::Direct(self, self.blocking_with_columns()),
-            Algorithm::Winograd => Planned::Winograd(Winograd::new(&self)),
+            Algorithm::Winograd(size) => Planned::Winograd(Winograd::new(&self, size)),
             Algorithm::WinogradStride2 => Planned::WinogradStride2(WinogradStride2::new(&self)),
         }
     }
@@ -385,7 +385,7 @@ macro_rules! impl_contract {
                 let ([height, width], channels) =
                     (sums.conv.kernel, [sums.in_channels(), sums.out_channels()]);
                 let form = match sums.planned() {
-                    Planned::Winograd(_) => PackedForm::Winograd,
+                    Planned::Winograd(winograd) => PackedForm::Winograd(winograd.tile_size()),
                     Planned::WinogradStride2(_) => PackedForm::WinogradStride2,
                     Planned::Direct(..) => PackedForm::Direct,
                 };

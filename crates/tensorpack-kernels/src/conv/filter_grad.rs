@@ -219,7 +219,7 @@ impl Planned {
     fn new(c: &Conv2d) -> Planned {
         match Algorithm::for_filter_grad(c) {
             Algorithm::Direct => Planned::Direct(blocking(c)),
-            Algorithm::Winograd => Planned::Winograd(WinogradFilterGrad::new(c)),
+            Algorithm::Winograd(size) => Planned::Winograd(WinogradFilterGrad::new(c, size)),
             Algorithm::WinogradStride2 => Planned::WinogradStride2(WinogradStride2FilterGrad::new(c)),
         }
     }

@@ -6,7 +6,7 @@ use super::conv_k3::{self, ConvK3Fn};
 use super::filter_grad_k3::{self, FilterGradK3Fn};
 use super::strided_rows_tile::{self, StridedRowsTile};
 use super::winograd_stride2::fast as winograd_stride2;
-use super::winograd_transform::transforms::{self, Transforms};
+use super::winograd_transform::{self, TransformTable};
 use crate::gemm::Bias;
 use crate::gemm::amx::Amx;
 use crate::gemm::microkernel::TileKernels;
@@ -57,19 +57,19 @@ pub(crate) trait ConvKernels: TileKernels<Element: PackElement> {
 /// The Winograd transforms for one vector type. There are none for bf16, because transformed tiles
 /// would have to be rounded again, and none for f64, which is there for its precision.
 pub(crate) trait WinogradKernels: ConvKernels<Element = f32> {
-    /// The transforms of F(2x2, 3x3).
-    const TRANSFORMS: &'static Transforms;
+    /// The transforms of F(2x2, 3x3) and F(4x4, 3x3).
+    const TRANSFORMS: &'static TransformTable;
     /// Those for 4x4 filters with stride 2.
     const STRIDE2: &'static winograd_stride2::Transforms;
 }
 
 impl WinogradKernels for __m512 {
-    const TRANSFORMS: &'static Transforms = &transforms::AVX512;
+    const TRANSFORMS: &'static TransformTable = &winograd_transform::AVX512;
     const STRIDE2: &'static winograd_stride2::Transforms = &winograd_stride2::AVX512;
 }
 
 impl WinogradKernels for __m256 {
-    const TRANSFORMS: &'static Transforms = &transforms::AVX2;
+    const TRANSFORMS: &'static TransformTable = &winograd_transform::AVX2;
     const STRIDE2: &'static winograd_stride2::Transforms = &winograd_stride2::AVX2;
 }
 

@@ -4,7 +4,8 @@
 //! - `direct` computes convolutions and input gradients tap by tap with the micro-kernel of `gemm`;
 //!   `conv_k3` and `strided_rows_tile` are its specialized micro-kernels, `window` its padded
 //!   copies of the input.
-//! - `winograd` computes them with F(2x2, 3x3); `winograd_transform` holds the transforms.
+//! - `winograd` computes them with F(2x2, 3x3) or F(4x4, 3x3); `winograd_tiles` divides images into
+//!   tiles, `winograd_transform` transforms tiles, and `winograd_lines` a line of a tile.
 //!   `winograd_stride2` computes those with 4x4 filters and stride 2 with F(2x2, 2x2).
 //! - `filter_grad` is the gradient with respect to the filter: `filter_grad_direct` with
 //!   `filter_grad_k3`, or `winograd_filter_grad`, or `winograd_stride2_filter_grad`.
@@ -20,7 +21,7 @@ mod winograd;
 mod winograd_filter_grad;
 mod winograd_stride2;
 mod winograd_stride2_filter_grad;
-mod winograd_transform;
+mod winograd_tiles;
 
 #[cfg(target_arch = "x86_64")]
 mod conv_k3;
@@ -36,8 +37,13 @@ mod kernel_table;
 mod strided_rows_tile;
 #[cfg(target_arch = "x86_64")]
 mod window;
+#[cfg(target_arch = "x86_64")]
+mod winograd_lines;
+#[cfg(target_arch = "x86_64")]
+mod winograd_transform;
 
 pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
 pub use depthwise::{DepthwiseForward, DepthwiseInputGrad};
 pub use depthwise_filter_grad::DepthwiseFilterGrad;
 pub use filter_grad::Conv2dFilterGrad;
+pub(crate) use winograd_tiles::TileSize;

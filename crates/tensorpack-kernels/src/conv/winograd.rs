@@ -1,5 +1,5 @@
-//! Convolutions and their input gradients by [Winograd F(2x2,
-//! 3x3)](crate::conv::winograd_transform).
+//! Convolutions and their input gradients by Winograd F(2x2, 3x3) and F(4x4, 3x3); see
+//! [`winograd_tiles`](crate::conv::winograd_tiles).
 //!
 //! The first phase transforms the filter. Each chunk of the second transforms the input tiles of
 //! some tile rows, multiplies, and transforms the products back.
@@ -8,17 +8,20 @@ use std::ops::Range;
 
 use crate::Block;
 use crate::conv::correlation::Correlation;
-use crate::conv::winograd_transform::{PLANES, TILE, WinogradTiles, plane};
+use crate::conv::winograd_tiles::{TileSize, WinogradTiles, plane};
 use crate::partition;
 
-/// Tiles per chunk, if there are enough for all threads.
-const CHUNK_TILES: usize = 128;
-/// Tiles transformed at a time: few, so that they and their products stay in the L1 cache while the
-/// filter streams from L2; more, if the filter comes from further away.
+/// Outputs per chunk, if there are enough for all threads.
+const CHUNK_PIXELS: usize = 512;
+/// Tiles transformed at a time: few, so that they and their products stay in near caches while the
+/// filter streams from further away; more, if it comes from very far.
 const FEW_TOGETHER: usize = 28;
+const FEW_TOGETHER_FOUR: usize = 16;
 const MANY_TOGETHER: usize = 64;
-/// A filter larger than this leaves too little room in the L2 cache.
+/// A filter larger than this leaves too little room in the L2 cache; with tiles of 4x4 outputs, one
+/// larger than the second does not stay in the L3 cache.
 const NEAR_BYTES: usize = 512 << 10;
+const FAR_BYTES: usize = 16 << 20;
 /// Enough chunks for all threads.
 const ENOUGH_CHUNKS: usize = 16;
 /// Elements of the widest vector, and the most of them in a panel of the filter.
@@ -35,10 +38,15 @@ pub(crate) struct Winograd {
 impl Winograd {
     /// Divides `work` into tiles and chunks. [`Algorithm`](super::choose::Algorithm) decides when
     /// Winograd pays off.
-    pub(crate) fn new(work: &Correlation) -> Winograd {
-        let tiles = WinogradTiles::new(work);
-        let chunks = tiles.rows().div_ceil((CHUNK_TILES / tiles.count[1]).max(1));
+    pub(crate) fn new(work: &Correlation, size: TileSize) -> Winograd {
+        let tiles = WinogradTiles::new(work, size);
+        let row_pixels = size.outputs() * size.outputs() * tiles.count[1];
+        let chunks = tiles.rows().div_ceil((CHUNK_PIXELS / row_pixels).max(1));
         Winograd { tiles, chunks: chunks.max(tiles.rows().min(ENOUGH_CHUNKS)) }
+    }
+
+    pub(crate) fn tile_size(&self) -> TileSize {
+        self.tiles.size
     }
 
     /// Returns the tile rows of a chunk.
@@ -48,9 +56,10 @@ impl Winograd {
 
     /// Returns the block of the output that a chunk computes.
     pub(crate) fn block(&self, chunk: usize) -> Block {
-        let WinogradTiles { work, count, .. } = &self.tiles;
+        let WinogradTiles { work, count, size, .. } = &self.tiles;
         let [height, width] = work.out_size();
-        let pixel = |row: usize| (row / count[0] * height + (row % count[0] * TILE).min(height)) * width;
+        let y = |row: usize| (row % count[0] * size.outputs()).min(height);
+        let pixel = |row: usize| (row / count[0] * height + y(row)) * width;
         let rows = self.rows(chunk);
         Block { rows: pixel(rows.start)..pixel(rows.end), cols: 0..work.out_channels() }
     }
@@ -70,19 +79,24 @@ impl Winograd {
     /// Returns the number of elements of the transformed filter.
     pub(crate) fn shared_len(&self) -> usize {
         let work = &self.tiles.work;
-        PLANES * work.in_channels() * work.out_channels().next_multiple_of(LANES)
+        self.tiles.size.planes() * work.in_channels() * work.out_channels().next_multiple_of(LANES)
     }
 
     fn tiles_at_once(&self) -> usize {
-        if self.shared_len() * size_of::<f32>() > NEAR_BYTES { MANY_TOGETHER } else { FEW_TOGETHER }
+        let bytes = self.shared_len() * size_of::<f32>();
+        match self.tiles.size {
+            TileSize::Two if bytes <= NEAR_BYTES => FEW_TOGETHER,
+            TileSize::Four if bytes <= FAR_BYTES => FEW_TOGETHER_FOUR,
+            _ => MANY_TOGETHER,
+        }
     }
 
-    /// Returns the number of elements of scratch memory: zeros for a pixel beyond the edges, then a
-    /// chunk's transformed tiles and their products; or the taps of some columns of the filter.
+    /// Returns the number of elements of scratch memory: a chunk's transformed tiles and their
+    /// products, or the taps of some columns of the filter.
     pub(crate) fn scratch_len(&self) -> usize {
         let (at_once, inputs) = (self.tiles_at_once(), self.tiles.work.in_channels());
         let tiles = plane(at_once, inputs) + plane(at_once, self.panel_cols());
-        (9 * inputs * self.panel_cols()).max(inputs.next_multiple_of(16) + PLANES * tiles)
+        (9 * inputs * self.panel_cols()).max(self.tiles.size.planes() * tiles)
     }
 }
 
@@ -90,7 +104,7 @@ impl Winograd {
 mod fast {
     use super::*;
     use crate::conv::kernel_table::WinogradKernels;
-    use crate::conv::winograd_transform::transforms::OutputTile;
+    use crate::conv::winograd_transform::OutputTile;
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};
     use crate::gemm::pack;
@@ -108,7 +122,7 @@ mod fast {
             shared: *mut f32,
             scratch: &mut [u8],
         ) {
-            let work = &self.tiles.work;
+            let WinogradTiles { work, size, .. } = &self.tiles;
             let (inputs, outputs) = (work.in_channels(), work.out_channels());
             let cols = panel * self.panel_cols()..((panel + 1) * self.panel_cols()).min(outputs);
             let (y, x) = (work.axis(0, 0), work.axis(1, 0));
@@ -128,8 +142,8 @@ mod fast {
                             }
                         }
                     }
-                    let (len, to) = (inputs * width, shared.add(col * PLANES * inputs));
-                    (V::TRANSFORMS.filter)(taps, len, to, len);
+                    let (len, to) = (inputs * width, shared.add(col * size.planes() * inputs));
+                    (V::TRANSFORMS.of(*size).filter)(taps, len, to, len);
                 }
             }
         }
@@ -148,10 +162,8 @@ mod fast {
         ) {
             let (inputs, outputs) = (self.tiles.work.in_channels(), self.tiles.work.out_channels());
             let (rows, width) = (self.rows(chunk), self.tiles.count[1]);
-            let zeros = scratch.as_mut_ptr().cast::<f32>();
-            // SAFETY: the scratch memory begins with room for a pixel.
-            unsafe { zeros.write_bytes(0, inputs) };
-            let images = zeros.wrapping_add(inputs.next_multiple_of(16));
+            let (planes, transforms) = (self.tiles.size.planes(), V::TRANSFORMS.of(self.tiles.size));
+            let images = scratch.as_mut_ptr().cast::<f32>();
             for part in partition::parts(rows.len() * width, self.tiles_at_once()) {
                 let (tiles, image_plane) = (part.len(), plane(part.len(), inputs));
                 let position = |tile: usize| {
@@ -160,18 +172,17 @@ mod fast {
                 };
                 for tile in 0..tiles {
                     let (row, x) = position(tile);
-                    let pixels = self.tiles.pixels(row, x, mem.lhs, zeros);
-                    // SAFETY: the pixels are the image's, or zeros; each tile has its own part of
-                    // the scratch memory.
-                    unsafe { (V::TRANSFORMS.input)(&pixels, inputs, images.add(tile * inputs), image_plane) }
+                    let from = self.tiles.input_tile(row, x, mem.lhs);
+                    // SAFETY: the tile is the image's; each has its own part of the scratch memory.
+                    unsafe { (transforms.input)(&from, images.add(tile * inputs), image_plane) }
                 }
-                let products = images.wrapping_add(PLANES * image_plane);
+                let products = images.wrapping_add(planes * image_plane);
                 for col in (0..outputs).step_by(self.panel_cols().min(V::MAX_COLS)) {
                     let cols = (outputs - col).min(self.panel_cols().min(V::MAX_COLS));
                     let panel_width = pack::width(cols, V::LANES);
                     let product_plane = plane(tiles, panel_width);
-                    let filter = mem.shared.cast::<f32>().wrapping_add(col * PLANES * inputs);
-                    for plane in 0..PLANES {
+                    let filter = mem.shared.cast::<f32>().wrapping_add(col * planes * inputs);
+                    for plane in 0..planes {
                         let tile = Tile {
                             images: 1,
                             segments: 1,
@@ -199,7 +210,7 @@ mod fast {
                         let at = self.output_tile(row, x, col, cols, mem);
                         // SAFETY: a tile of the output, and its products.
                         unsafe {
-                            (V::TRANSFORMS.output)(&at, products.add(tile * panel_width), product_plane);
+                            (transforms.output)(&at, products.add(tile * panel_width), product_plane);
                         }
                     }
                 }
@@ -216,15 +227,15 @@ mod fast {
             cols: usize,
             mem: Operands<f32>,
         ) -> OutputTile {
-            let WinogradTiles { work, count, .. } = &self.tiles;
-            let ([height, width], outputs) = (work.out_size(), work.out_channels());
-            let (image, y) = (row / count[0], row % count[0] * TILE);
-            let pixel = (image * height + y) * width + x * TILE;
+            let WinogradTiles { work, count, size, .. } = &self.tiles;
+            let ([height, width], outputs, side) = (work.out_size(), work.out_channels(), size.outputs());
+            let (image, y) = (row / count[0], row % count[0] * side);
+            let pixel = (image * height + y) * width + x * side;
             OutputTile {
                 first: mem.out.wrapping_add(pixel * outputs + col),
                 row: width * outputs,
                 pixel: outputs,
-                size: [(height - y).min(TILE), (width - x * TILE).min(TILE)],
+                size: [(height - y).min(side), (width - x * side).min(side)],
                 cols,
                 bias: mem.bias.at(col),
             }

@@ -1,87 +1,151 @@
-//! Filter gradients by [Winograd F(2x2, 3x3)](crate::conv::winograd_transform).
+//! Filter gradients by Winograd F(2x2, 3x3) and F(4x4, 3x3); see
+//! [`winograd_tiles`](crate::conv::winograd_tiles).
 //!
-//! After the tiles of the input and of the output gradient are transformed, the sum over all tiles
-//! is 16 matrix products. The tile rows are divided among groups, each with its own partial sums; a
-//! second phase adds those in order and transforms the result back.
+//! After the tiles of the input and of the output gradient are transformed, the sum over all tiles is
+//! one matrix product for each plane. Input and output channels are divided into blocks whose sums
+//! stay in the L2 cache, and each pair of blocks transforms its channels again. The tile rows are
+//! divided among groups, each with its own partial sums, unless there are enough blocks for all
+//! threads; a second phase adds those in order and transforms the result back.
 
 use std::ops::Range;
 
 use crate::Block;
 use crate::conv::conv2d::Conv2d;
 use crate::conv::correlation::Correlation;
-use crate::conv::winograd_transform::{PLANES, WinogradTiles, plane};
+use crate::conv::winograd_tiles::{TileSize, WinogradTiles, plane};
 use crate::partition;
 
 /// Bytes of transformed tiles at a time.
-const PART_BYTES: usize = 512 << 10;
-/// Number of partial results, and enough chunks for all threads.
-const GROUPS: usize = 16;
+const PART_BYTES: usize = 320 << 10;
+/// Enough chunks for all threads.
+const ENOUGH_CHUNKS: usize = 16;
+/// Elements of the widest vector, and the most of them in a block of channels.
+const LANES: usize = 16;
+const BLOCK_VECTORS: usize = 4;
 /// Input channels that a chunk of the second phase sums.
 const SUM_CHANNELS: usize = 4;
 
-/// The gradient with respect to a 3x3 filter, divided into tiles and groups.
+/// The gradient with respect to a 3x3 filter, divided into tiles, groups and blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WinogradFilterGrad {
     tiles: WinogradTiles,
+    /// Groups of tile rows.
     groups: usize,
+    /// Blocks of input and of output channels.
+    blocks: [usize; 2],
+}
+
+/// A group, and blocks of input and of output channels.
+struct Part {
+    group: usize,
+    inputs: Range<usize>,
+    outputs: Range<usize>,
+}
+
+impl Part {
+    /// Returns the number of output channels, rounded up to whole vectors.
+    fn cols(&self) -> usize {
+        self.outputs.len().next_multiple_of(LANES)
+    }
+}
+
+/// Returns the number of blocks of `channels` channels.
+fn blocks(channels: usize) -> usize {
+    channels.div_ceil(BLOCK_VECTORS * LANES)
+}
+
+/// Returns the channels of a block. Blocks are whole vectors, and about equal.
+fn channels(channels: usize, block: usize) -> Range<usize> {
+    let vectors = partition::part(channels.div_ceil(LANES), blocks(channels), block);
+    vectors.start * LANES..(vectors.end * LANES).min(channels)
 }
 
 impl WinogradFilterGrad {
-    /// Divides the tiles into groups. [`Algorithm`](super::choose::Algorithm) decides when Winograd
-    /// pays off.
-    pub(crate) fn new(conv: &Conv2d) -> WinogradFilterGrad {
-        let tiles = WinogradTiles::new(&Correlation { conv: *conv, backward: false });
-        WinogradFilterGrad { tiles, groups: tiles.rows().min(GROUPS) }
+    /// Divides the work. [`Algorithm`](super::choose::Algorithm) decides when Winograd pays off.
+    pub(crate) fn new(conv: &Conv2d, size: TileSize) -> WinogradFilterGrad {
+        let tiles = WinogradTiles::new(&Correlation { conv: *conv, backward: false }, size);
+        let blocks = [conv.in_channels, conv.out_channels].map(blocks);
+        let groups = ENOUGH_CHUNKS.div_ceil(blocks[0] * blocks[1]).min(tiles.rows());
+        WinogradFilterGrad { tiles, groups, blocks }
     }
 
     pub(crate) fn chunks(&self, phase: usize) -> usize {
         match phase {
-            0 => self.groups,
-            _ => self.tiles.work.conv.in_channels.div_ceil(SUM_CHANNELS),
+            0 => self.groups * self.blocks[0] * self.blocks[1],
+            _ if self.is_one_phase() => 0,
+            _ => self.conv().in_channels.div_ceil(SUM_CHANNELS),
         }
     }
 
-    /// Returns the number of output channels, rounded up to whole vectors.
-    fn cols(&self) -> usize {
-        self.tiles.work.conv.out_channels.next_multiple_of(16)
+    fn conv(&self) -> &Conv2d {
+        &self.tiles.work.conv
     }
 
-    /// Returns the number of elements of a partial result.
+    /// Returns whether the first phase completes the output.
+    fn is_one_phase(&self) -> bool {
+        self.groups == 1
+    }
+
+    /// Returns what a chunk of the first phase computes.
+    fn part(&self, chunk: usize) -> Part {
+        let [down, across] = self.blocks;
+        Part {
+            group: chunk / (down * across),
+            inputs: channels(self.conv().in_channels, chunk / across % down),
+            outputs: channels(self.conv().out_channels, chunk % across),
+        }
+    }
+
+    /// Returns the channels of the largest blocks, rounded up to whole vectors.
+    fn block_sizes(&self) -> [usize; 2] {
+        let vectors = |channels: usize, blocks: usize| channels.div_ceil(LANES).div_ceil(blocks) * LANES;
+        [vectors(self.conv().in_channels, self.blocks[0]), vectors(self.conv().out_channels, self.blocks[1])]
+    }
+
+    /// Returns the number of elements of a partial result of a block.
     fn partial_len(&self) -> usize {
-        PLANES * self.tiles.work.conv.in_channels * self.cols()
+        let [inputs, outputs] = self.block_sizes();
+        self.tiles.size.planes() * inputs * outputs
     }
 
     pub(crate) fn shared_len(&self) -> usize {
-        self.groups * self.partial_len()
+        if self.is_one_phase() { 0 } else { self.chunks(0) * self.partial_len() }
     }
 
     /// Returns the number of tile rows transformed at a time.
     fn rows_at_once(&self) -> usize {
-        let c = &self.tiles.work.conv;
-        let row_bytes = PLANES * self.tiles.count[1] * (c.in_channels + self.cols()) * size_of::<f32>();
+        let [inputs, outputs] = self.block_sizes();
+        let row_bytes =
+            self.tiles.size.planes() * self.tiles.count[1] * (inputs + outputs) * size_of::<f32>();
         (PART_BYTES / row_bytes).clamp(1, self.tiles.rows().div_ceil(self.groups))
     }
 
-    /// Returns the number of elements of scratch memory: zeros for a pixel beyond the edges, then
-    /// tiles of the image and of the gradient.
+    /// Returns the number of elements of scratch memory: tiles of the image and of the gradient, and
+    /// the sums if they are not shared.
     pub(crate) fn scratch_len(&self) -> usize {
-        let (tiles, inputs) = (self.rows_at_once() * self.tiles.count[1], self.tiles.work.conv.in_channels);
-        inputs.max(self.cols()).next_multiple_of(16)
-            + PLANES * (plane(tiles, inputs) + plane(tiles, self.cols()))
+        let (tiles, [inputs, outputs]) = (self.rows_at_once() * self.tiles.count[1], self.block_sizes());
+        let sums = if self.is_one_phase() { self.partial_len() } else { 0 };
+        self.tiles.size.planes() * (plane(tiles, inputs) + plane(tiles, outputs)) + sums
     }
 
     /// Returns the input channels of a chunk of the second phase.
-    fn channels(&self, chunk: usize) -> Range<usize> {
-        let inputs = self.tiles.work.conv.in_channels;
-        chunk * SUM_CHANNELS..((chunk + 1) * SUM_CHANNELS).min(inputs)
+    fn sum_channels(&self, chunk: usize) -> Range<usize> {
+        chunk * SUM_CHANNELS..((chunk + 1) * SUM_CHANNELS).min(self.conv().in_channels)
     }
 
-    /// Returns the blocks of the output that a chunk of the second phase completes, one per tap.
-    pub(crate) fn blocks(&self, chunk: usize) -> impl Iterator<Item = Block> {
-        let (channels, c) = (self.channels(chunk), self.tiles.work.conv);
+    /// Returns the blocks of the output that a chunk of the last phase completes, one per tap.
+    pub(crate) fn blocks(&self, chunk: usize) -> impl Iterator<Item = Block> + use<> {
+        let c = *self.conv();
+        let (rows, cols) = match self.is_one_phase() {
+            true => {
+                let part = self.part(chunk);
+                (part.inputs, part.outputs)
+            }
+            false => (self.sum_channels(chunk), 0..c.out_channels),
+        };
         (0..9).map(move |tap| Block {
-            rows: tap * c.in_channels + channels.start..tap * c.in_channels + channels.end,
-            cols: 0..c.out_channels,
+            rows: tap * c.in_channels + rows.start..tap * c.in_channels + rows.end,
+            cols: cols.clone(),
         })
     }
 }
@@ -90,8 +154,7 @@ impl WinogradFilterGrad {
 mod fast {
     use super::*;
     use crate::conv::kernel_table::WinogradKernels;
-    use crate::conv::winograd_transform::TILE;
-    use crate::conv::winograd_transform::transforms::Partials;
+    use crate::conv::winograd_transform::Partials;
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};
 
@@ -106,33 +169,71 @@ mod fast {
             scratch: &mut [u8],
             finish: &mut dyn FnMut(Block),
         ) {
-            let c = &self.tiles.work.conv;
             let shared = mem.shared.cast::<f32>();
             if phase == 0 {
-                let sums = shared.wrapping_add(chunk * self.partial_len());
-                let rows = partition::part(self.tiles.rows(), self.groups, chunk);
-                for part in partition::parts(rows.len(), self.rows_at_once()) {
-                    let here = rows.start + part.start..rows.start + part.end;
+                let part = self.part(chunk);
+                let scratch = scratch.as_mut_ptr().cast::<f32>();
+                let (sums, tiles) = match self.is_one_phase() {
+                    true => (scratch, scratch.wrapping_add(self.partial_len())),
+                    false => (shared.wrapping_add(chunk * self.partial_len()), scratch),
+                };
+                let rows = partition::part(self.tiles.rows(), self.groups, part.group);
+                for some in partition::parts(rows.len(), self.rows_at_once()) {
+                    let here = rows.start + some.start..rows.start + some.end;
                     // SAFETY: each chunk has its own partial result; the rest is guaranteed by the
                     // caller.
-                    unsafe { self.add_rows::<V>(here, mem, sums, scratch, part.start > 0) }
+                    unsafe { self.add_rows::<V>(&part, here, mem, sums, tiles, some.start > 0) }
+                }
+                if self.is_one_phase() {
+                    for channel in part.inputs.clone() {
+                        // SAFETY: the sums are complete, and this chunk owns these channels of the
+                        // output.
+                        unsafe { self.taps::<V>(&part, channel, sums, mem) }
+                    }
+                    self.blocks(chunk).for_each(finish);
                 }
                 return;
             }
-            for channel in self.channels(chunk) {
-                let sums = Partials {
-                    first: shared.wrapping_add(channel * self.cols()),
-                    plane: c.in_channels * self.cols(),
-                    part: self.partial_len(),
-                    parts: self.groups,
-                    cols: c.out_channels,
-                };
-                let to = mem.out.wrapping_add(channel * c.out_channels);
-                // SAFETY: all partial results are complete, and this chunk owns the channel's rows
-                // of the output.
-                unsafe { (V::TRANSFORMS.taps)(&sums, to, c.in_channels * c.out_channels) }
+            let [down, across] = self.blocks;
+            for channel in self.sum_channels(chunk) {
+                // The partial results of the first group come first.
+                for part in 0..down * across {
+                    let (sums, part) = (shared.wrapping_add(part * self.partial_len()), self.part(part));
+                    if part.inputs.contains(&channel) {
+                        // SAFETY: all partial results are complete, and this chunk owns the channel's
+                        // rows of the output.
+                        unsafe { self.taps::<V>(&part, channel, sums, mem) }
+                    }
+                }
             }
             self.blocks(chunk).for_each(finish);
+        }
+
+        /// Adds up the sums of all groups, the first of which are at `sums`, and writes the gradients
+        /// of the taps of an input channel.
+        ///
+        /// # Safety
+        /// Same as [`WinogradFilterGrad::run`].
+        unsafe fn taps<V: WinogradKernels>(
+            &self,
+            part: &Part,
+            channel: usize,
+            sums: *const f32,
+            mem: Operands<f32>,
+        ) {
+            let c = self.conv();
+            let sums = Partials {
+                first: sums.wrapping_add((channel - part.inputs.start) * part.cols()),
+                plane: part.inputs.len() * part.cols(),
+                part: self.blocks[0] * self.blocks[1] * self.partial_len(),
+                parts: self.groups,
+                cols: part.outputs.len(),
+            };
+            let to = mem.out.wrapping_add(channel * c.out_channels + part.outputs.start);
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                (V::TRANSFORMS.of(self.tiles.size).taps)(&sums, to, c.in_channels * c.out_channels);
+            }
         }
 
         /// Sums the products of some tile rows, and adds them to `sums` or overwrites it.
@@ -141,34 +242,30 @@ mod fast {
         /// Same as [`WinogradFilterGrad::run`].
         unsafe fn add_rows<V: WinogradKernels>(
             &self,
+            part: &Part,
             rows: Range<usize>,
             mem: Operands<f32>,
             sums: *mut f32,
-            scratch: &mut [u8],
+            scratch: *mut f32,
             add: bool,
         ) {
-            let (width, inputs, cols) = (self.tiles.count[1], self.tiles.work.conv.in_channels, self.cols());
+            let (width, inputs, cols) = (self.tiles.count[1], part.inputs.len(), part.cols());
             let tiles = rows.len() * width;
-            let zeros = scratch.as_mut_ptr().cast::<f32>();
-            let pixel = inputs.max(cols).next_multiple_of(16);
+            let (planes, transforms) = (self.tiles.size.planes(), V::TRANSFORMS.of(self.tiles.size));
             let (image_plane, gradient_plane) = (plane(tiles, inputs), plane(tiles, cols));
-            let images = zeros.wrapping_add(pixel);
-            let gradients = images.wrapping_add(PLANES * image_plane);
-            // SAFETY: the scratch memory begins with room for a pixel.
-            unsafe { zeros.write_bytes(0, pixel) };
+            let (images, gradients) = (scratch, scratch.wrapping_add(planes * image_plane));
             for tile in 0..tiles {
                 let (row, x) = (rows.start + tile / width, tile % width);
-                let pixels = self.tiles.pixels(row, x, mem.lhs, zeros);
-                let dy = self.gradient(row, x, mem.rhs, zeros);
-                let outputs = self.tiles.work.conv.out_channels;
-                // SAFETY: the pixels exist or are zeros; each tile has its own part of the scratch
+                let image = self.tiles.input_tile(row, x, mem.lhs).channels(&part.inputs);
+                let gradient = self.tiles.gradient_tile(row, x, mem.rhs).channels(&part.outputs);
+                // SAFETY: the tiles are those of the operands; each has its own part of the scratch
                 // memory.
                 unsafe {
-                    (V::TRANSFORMS.input)(&pixels, inputs, images.add(tile * inputs), image_plane);
-                    (V::TRANSFORMS.gradient)(&dy, outputs, gradients.add(tile * cols), gradient_plane);
+                    (transforms.input)(&image, images.add(tile * inputs), image_plane);
+                    (transforms.gradient)(&gradient, gradients.add(tile * cols), gradient_plane);
                 }
             }
-            for plane in 0..PLANES {
+            for plane in 0..planes {
                 for col in (0..cols).step_by(V::MAX_COLS) {
                     let tile = Tile {
                         images: 1,
@@ -192,18 +289,6 @@ mod fast {
                     unsafe { tile.run::<V>(inputs, false) }
                 }
             }
-        }
-
-        /// Returns the pixels of the output gradient in tile `x` of tile row `row`.
-        fn gradient(&self, row: usize, x: usize, data: *const f32, zeros: *const f32) -> [*const f32; 4] {
-            let WinogradTiles { work, count, .. } = &self.tiles;
-            let [height, width] = work.out_size();
-            let (image, y, x) = (row / count[0], row % count[0] * TILE, x * TILE);
-            std::array::from_fn(|i| {
-                let (y, x) = (y + i / TILE, x + i % TILE);
-                let pixel = (image * height + y) * width + x;
-                if y < height && x < width { data.wrapping_add(pixel * work.out_channels()) } else { zeros }
-            })
         }
     }
 }

@@ -16,7 +16,7 @@ use std::ops::Range;
 use crate::Block;
 use crate::conv::conv2d::Conv2d;
 use crate::conv::correlation::{Correlation, PACK_COLS};
-use crate::conv::winograd_transform::{TILE, plane};
+use crate::conv::winograd_tiles::plane;
 use crate::partition;
 
 /// Elements of a 3x3 input tile, and planes of a phase.
@@ -24,6 +24,8 @@ pub(crate) const PLANES: usize = 9;
 /// Taps of the filter along each axis, and its stride.
 pub(crate) const TAPS: usize = 4;
 const STRIDE: usize = 2;
+/// Outputs of a phase along each side of a tile.
+pub(crate) const TILE: usize = 2;
 /// Phases of both axes together.
 pub(crate) const PHASES: usize = 4;
 /// Tiles per chunk.
@@ -186,7 +188,7 @@ pub(crate) mod fast {
 
     use super::*;
     use crate::conv::kernel_table::WinogradKernels;
-    use crate::conv::winograd_transform::transforms::{OutputTile, put_tile};
+    use crate::conv::winograd_transform::{OutputTile, put_tile};
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};
     use crate::gemm::pack;

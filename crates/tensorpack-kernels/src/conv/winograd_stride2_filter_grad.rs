@@ -11,8 +11,8 @@ use std::ops::Range;
 use crate::Block;
 use crate::conv::conv2d::Conv2d;
 use crate::conv::correlation::{Correlation, PACK_COLS};
-use crate::conv::winograd_stride2::{PHASES, PLANES, TAPS, WinogradStride2};
-use crate::conv::winograd_transform::plane;
+use crate::conv::winograd_stride2::{PHASES, PLANES, TAPS, TILE, WinogradStride2};
+use crate::conv::winograd_tiles::plane;
 use crate::partition;
 
 /// Bytes of transformed tiles at a time.
@@ -85,7 +85,6 @@ impl WinogradStride2FilterGrad {
 mod fast {
     use super::*;
     use crate::conv::kernel_table::WinogradKernels;
-    use crate::conv::winograd_transform::TILE;
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};
 

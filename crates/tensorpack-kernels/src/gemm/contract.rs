@@ -7,6 +7,7 @@
 use std::fmt::Debug;
 use std::ops::{AddAssign, Mul};
 
+use crate::conv::TileSize;
 use crate::simd::{Bf16Isa, Isa};
 use tensorpack_tensor::{DType, Result};
 
@@ -75,8 +76,8 @@ pub struct FilterPacking {
 pub(crate) enum PackedForm {
     /// Its own elements.
     Direct,
-    /// Its Winograd transform.
-    Winograd,
+    /// Its Winograd transform for tiles of this size.
+    Winograd(TileSize),
     /// Its transform for stride 2.
     WinogradStride2,
     /// Signed bytes in groups, and the offset of each column.
