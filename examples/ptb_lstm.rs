@@ -39,6 +39,8 @@ pub(crate) struct Model {
     pub(crate) units: usize,
     /// Weights start uniformly between minus this and this.
     pub(crate) init: f64,
+    /// The same for biases.
+    pub(crate) bias_init: f64,
     pub(crate) dropout: f64,
     /// The largest global norm of the gradients; larger ones are scaled down to it.
     pub(crate) clip: f64,
@@ -47,9 +49,9 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Creates a model in f32 with the usual initialization and clipping.
+    /// Creates a model in f32 with the usual initialization and clipping. Biases start at zero.
     pub(crate) const fn new(units: usize, dropout: f64) -> Model {
-        Model { units, init: 0.05, dropout, clip: 5.0, dtype: DType::F32 }
+        Model { units, init: 0.05, bias_init: 0.0, dropout, clip: 5.0, dtype: DType::F32 }
     }
 
     /// Returns the logits of the next words, and the state of each layer after the last word. `before` is
@@ -62,7 +64,12 @@ impl Model {
     ) -> (Tensor, Vec<LstmState>) {
         let init = || Init::Uniform(-self.init, self.init);
         let dropout = Dropout::new(self.dropout);
+        let bias_init = || match self.bias_init {
+            0.0 => Init::zeros(),
+            limit => Init::Uniform(-limit, limit),
+        };
         let lstm = Lstm::new(self.units).forget_bias(0.0).init(init()).recurrent_init(init());
+        let lstm = lstm.bias_init(bias_init());
 
         let embedding = Embedding::new(WORDS, self.units).dtype(self.dtype).init(init());
         let x = embedding.apply(t, "embedding", words);
@@ -73,7 +80,8 @@ impl Model {
             after.push(state);
             x = dropout.apply(t, &format!("dropout{layer}"), &y);
         }
-        (Linear::new(WORDS).last_axis().init(init()).apply(t, "fc", &x), after)
+        let fc = Linear::new(WORDS).last_axis().init(init()).bias_init(bias_init());
+        (fc.apply(t, "fc", &x), after)
     }
 }
 
@@ -302,10 +310,15 @@ pub(crate) struct Plan {
 
 const SHORT: Plan =
     Plan { model: Model::new(200, 0.2), constant: 3, factor: 0.5, epochs: 8, one_sequence: false };
-pub(crate) const MEDIUM: Plan =
-    Plan { model: Model::new(650, 0.5), constant: 6, factor: 1.0 / 1.2, epochs: 39, one_sequence: true };
+pub(crate) const MEDIUM: Plan = Plan {
+    model: Model { bias_init: 0.05, ..Model::new(650, 0.5) },
+    constant: 6,
+    factor: 1.0 / 1.2,
+    epochs: 39,
+    one_sequence: true,
+};
 pub(crate) const LARGE: Plan = Plan {
-    model: Model { init: 0.04, clip: 10.0, ..Model::new(1500, 0.65) },
+    model: Model { init: 0.04, bias_init: 0.04, clip: 10.0, ..Model::new(1500, 0.65) },
     constant: 14,
     factor: 1.0 / 1.15,
     epochs: 55,

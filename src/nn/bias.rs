@@ -6,8 +6,8 @@ use crate::tower::TowerContext;
 
 /// Returns `y + b`, with a variable `b` of one element per channel, created in the current scope.
 #[track_caller]
-pub(super) fn add_bias(t: &TowerContext, y: &Tensor, channels: usize) -> Tensor {
-    y + parameter(t, VariableSpec::new("b", [channels]).init(Init::zeros()), y)
+pub(super) fn add_bias(t: &TowerContext, y: &Tensor, channels: usize, init: &Init) -> Tensor {
+    y + parameter(t, VariableSpec::new("b", [channels]).init(init.clone()), y)
 }
 
 /// Returns the size of the last dimension if it is known and the tensor has one of these ranks.

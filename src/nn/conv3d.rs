@@ -115,7 +115,7 @@ impl Conv3d {
             let filter = VariableSpec::new("W", [d, h, w, inputs / groups, self.channels]);
             let mut y = x.conv3d(&parameter(t, filter.init(self.init.clone()), x), self.options);
             if self.bias {
-                y = add_bias(t, &y, self.channels);
+                y = add_bias(t, &y, self.channels, &Init::zeros());
             }
             self.activation.apply(&y)
         })

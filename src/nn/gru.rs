@@ -70,7 +70,7 @@ impl GruCell {
         let w = weight("W", inputs, &self.init);
         let u = weight("U", self.units, &self.recurrent_init);
         let c = parameter(t, VariableSpec::new("c", [self.units]).init(Init::zeros()), x);
-        (add_bias(t, &x.matmul(&w), 3 * self.units), [u, c])
+        (add_bias(t, &x.matmul(&w), 3 * self.units, &Init::zeros()), [u, c])
     }
 
     /// Returns the state after a step.

@@ -50,6 +50,14 @@ impl Linear {
         self
     }
 
+    /// Sets the initializer of the bias (default: zeros).
+    #[must_use]
+    #[doc(alias = "bias_initializer")]
+    pub fn bias_init(mut self, init: Init) -> Linear {
+        self.weights.bias_init = Setting::set(init);
+        self
+    }
+
     /// Adds this penalty of the weights `W`, such as [`l2_regularizer`](super::l2_regularizer), to the
     /// regularization losses: see
     /// [`regularize_cost_from_collection`](super::regularize_cost_from_collection).

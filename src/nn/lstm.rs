@@ -40,12 +40,14 @@ pub struct LstmCell {
     forget_bias: f64,
     init: Init,
     recurrent_init: Init,
+    bias_init: Init,
 }
 
 impl LstmCell {
     /// Creates a cell with this many units and a forget bias of 1.
     pub fn new(units: usize) -> LstmCell {
-        LstmCell { units, forget_bias: 1.0, init: Init::xavier(), recurrent_init: Init::xavier() }
+        let init = Init::xavier();
+        LstmCell { units, forget_bias: 1.0, recurrent_init: init.clone(), init, bias_init: Init::zeros() }
     }
 
     /// Sets the constant added to the forget gate (default: 1), so that an untrained cell keeps its
@@ -65,6 +67,13 @@ impl LstmCell {
     #[must_use]
     pub fn recurrent_init(self, init: Init) -> LstmCell {
         LstmCell { recurrent_init: init, ..self }
+    }
+
+    /// Sets the initializer of `b` (default: zeros).
+    #[must_use]
+    #[doc(alias = "bias_initializer")]
+    pub fn bias_init(self, init: Init) -> LstmCell {
+        LstmCell { bias_init: init, ..self }
     }
 
     /// Runs one step on `x [batch, features]` from `state`, or from zeros. The first call creates
@@ -97,7 +106,7 @@ impl LstmCell {
         };
         let w = weight("W", inputs, &self.init);
         let u = weight("U", self.units, &self.recurrent_init);
-        (add_bias(t, &x.matmul(&w), 4 * self.units), [u])
+        (add_bias(t, &x.matmul(&w), 4 * self.units, &self.bias_init), [u])
     }
 
     /// Returns the state after a step.
@@ -162,6 +171,13 @@ impl Lstm {
     #[must_use]
     pub fn recurrent_init(self, init: Init) -> Lstm {
         Lstm { cell: self.cell.recurrent_init(init) }
+    }
+
+    /// Sets the initializer of `b` (default: zeros).
+    #[must_use]
+    #[doc(alias = "bias_initializer")]
+    pub fn bias_init(self, init: Init) -> Lstm {
+        Lstm { cell: self.cell.bias_init(init) }
     }
 
     /// Applies the layer, starting from `state` or from zeros, creating (or sharing) `name/W`,

@@ -12,6 +12,7 @@ use crate::tower::TowerContext;
 #[derive(Clone, Debug)]
 pub(super) struct WeightSettings {
     pub(super) bias: Setting<bool>,
+    pub(super) bias_init: Setting<Init>,
     pub(super) init: Setting<Init>,
     pub(super) regularizer: Setting<Option<Regularizer>>,
     pub(super) activation: Setting<Activation>,
@@ -21,6 +22,7 @@ impl Default for WeightSettings {
     fn default() -> WeightSettings {
         WeightSettings {
             bias: Setting::unset(true),
+            bias_init: Setting::unset(Init::zeros()),
             init: Setting::unset(Init::he()),
             regularizer: Setting::unset(None),
             activation: Setting::unset(Activation::Identity),
@@ -33,6 +35,7 @@ impl WeightSettings {
     pub(super) fn or(&self, scope: &WeightSettings) -> WeightSettings {
         WeightSettings {
             bias: self.bias.or(&scope.bias),
+            bias_init: self.bias_init.or(&scope.bias_init),
             init: self.init.or(&scope.init),
             regularizer: self.regularizer.or(&scope.regularizer),
             activation: self.activation.or(&scope.activation),
@@ -53,7 +56,7 @@ impl WeightSettings {
     /// Adds the bias to the product `y` of so many channels, and applies the activation.
     #[track_caller]
     pub(super) fn finish(&self, t: &TowerContext, y: Tensor, channels: usize) -> Tensor {
-        let y = if *self.bias { add_bias(t, &y, channels) } else { y };
+        let y = if *self.bias { add_bias(t, &y, channels, &self.bias_init) } else { y };
         self.activation.apply(&y)
     }
 }

@@ -121,3 +121,20 @@ fn the_published_models_resume() {
         assert!((last - rate).abs() < 1e-6, "{last}");
     }
 }
+
+#[test]
+fn biases_of_the_published_models_start_like_the_weights() {
+    let short = Model::new(4, 0.0);
+    for (model, limit) in [(MEDIUM.model, 0.05), (LARGE.model, 0.04), (short, 0.0)] {
+        let model = Model { units: 4, ..model };
+        let graph = Graph::new();
+        let inputs: Vec<Tensor> = model.inputs().iter().map(|spec| graph.placeholder(spec)).collect();
+        TowerContext::training(&graph).build(|t| model.build_graph(t, &inputs));
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        for name in ["lstm0/b", "lstm1/b", "fc/b"] {
+            let largest =
+                session.read(name).unwrap().to_f64_vec().into_iter().fold(0.0, |m, b| f64::max(m, b.abs()));
+            assert!(largest <= limit && largest >= 0.5 * limit, "{name}: {largest}, not {limit}");
+        }
+    }
+}

@@ -41,6 +41,30 @@ fn own_settings_win_over_inner_scopes_and_those_over_outer_ones() {
 }
 
 #[test]
+fn biases_start_as_they_are_told() {
+    let five = || Init::Constant(5.0);
+    let y = run(|t, x| {
+        let own = Linear::new(2).init(Init::zeros()).bias_init(five()).apply(t, "own", x);
+        let from_scope = t.argscope(
+            |fc: Linear| fc.init(Init::zeros()).bias_init(five()),
+            |t| Linear::new(2).apply(t, "from_scope", x),
+        );
+        t.graph().concat(&[own, from_scope, Linear::new(2).init(Init::zeros()).apply(t, "unset", x)], 0)
+    });
+    assert_eq!(y, [[5.0; 8].as_slice(), &[0.0; 4]].concat());
+
+    // All gates have the bias 5, and the weights are zeros.
+    let lstm = Lstm::new(1).forget_bias(0.0).init(Init::zeros()).recurrent_init(Init::zeros());
+    let y = run(|t, x| lstm.bias_init(five()).apply(t, "lstm", &x.expand_dims(2), None).0);
+    let gate = 1.0 / (1.0 + (-5.0f64).exp());
+    let first = gate * 5.0f64.tanh();
+    let second = gate * first + first;
+    for (found, c) in y.iter().zip([first, second, first, second]) {
+        assert!((f64::from(*found) - gate * c.tanh()).abs() < 1e-5, "{y:?}");
+    }
+}
+
+#[test]
 fn a_scope_ends_and_holds_for_its_type_of_layer_alone() {
     run(|t, x| {
         t.argscope(|fc: Linear| fc.no_bias(), |t| Linear::new(2).apply(t, "inside", x));
