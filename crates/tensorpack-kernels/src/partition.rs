@@ -29,9 +29,19 @@ pub(crate) fn largest_fitting(max: usize, fits: impl Fn(usize) -> bool) -> usize
 }
 
 /// Returns the fewest nearly equal parts of `len` that are no longer than `longest`; one empty part
-/// if `len` is 0.
+/// if `len` is 0. Tiles of a few rows are divided like this, so it takes few divisions.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn parts(len: usize, longest: usize) -> impl Iterator<Item = Range<usize>> {
-    let parts = len.div_ceil(longest.max(1)).max(1);
-    (0..parts).map(move |index| part(len, parts, index))
+    let (parts, each, longer) = if len <= longest.max(1) {
+        (1, len, 0)
+    } else {
+        let parts = len.div_ceil(longest.max(1));
+        (parts, len / parts, len % parts)
+    };
+    let mut start = 0;
+    (0..parts).map(move |index| {
+        let part = start..start + each + usize::from(index < longer);
+        start = part.end;
+        part
+    })
 }

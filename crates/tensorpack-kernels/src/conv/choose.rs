@@ -5,8 +5,7 @@
 //! `examples/contract_speed.rs`.
 //!
 //! - Winograd F(4x4, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 48 tiles, half full
-//!   or more. It needs at least 8 channels on one side and 12 on the other; outputs and input
-//!   gradients at most 512.
+//!   or more. It needs at least 8 channels on both sides; outputs and input gradients at most 512.
 //! - Winograd F(2x2, 3x3) for those with fewer such tiles, but 48 of 2x2 outputs. Outputs and input
 //!   gradients need 17 to 512 channels on both sides; filter gradients need at least 17 channels on
 //!   both sides and at most 9216 pairs of channels.
@@ -24,11 +23,11 @@ use super::correlation::Correlation;
 use super::winograd_stride2::{self, WinogradStride2};
 use super::winograd_tiles::TileSize;
 
-/// With fewer channels, the transforms of F(4x4, 3x3) cost more than the saved products: the fewest on
-/// one side, and on the other.
-const MIN_CHANNELS: [usize; 2] = [8, 12];
-/// The same of F(2x2, 3x3), for both sides, and for 4x4 filters with stride 2.
+/// With fewer channels on either side, the transforms of F(4x4, 3x3) or F(2x2, 3x3) cost more than the
+/// saved products.
+const MIN_CHANNELS_FOUR: usize = 8;
 const MIN_CHANNELS_TWO: usize = 17;
+/// The same for 4x4 filters with stride 2, on one side and on the other.
 const MIN_CHANNELS_STRIDE2: [usize; 2] = [32, 64];
 /// With fewer tiles, transforming the filter costs more than the saved products.
 const MIN_TILES: usize = 48;
@@ -97,7 +96,7 @@ fn winograd_applies(c: &Conv2d) -> bool {
 /// Returns whether the transforms of F(4x4, 3x3) apply, and save more than they cost.
 fn four_pays(work: &Correlation) -> bool {
     winograd_applies(&work.conv)
-        && has_channels(&work.conv, MIN_CHANNELS)
+        && has_channels(&work.conv, [MIN_CHANNELS_FOUR; 2])
         && tiles_fit(work, TileSize::Four.outputs(), 200)
         && (0..2).all(|axis| reads_inputs(work, axis))
 }

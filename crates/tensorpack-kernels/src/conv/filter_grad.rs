@@ -227,7 +227,8 @@ impl Planned {
     fn phases(&self) -> usize {
         match self {
             Planned::Direct(blocking) if blocking.groups == 1 => 1,
-            Planned::Direct(_) | Planned::Winograd(_) => 2,
+            Planned::Direct(_) => 2,
+            Planned::Winograd(winograd) => winograd.phases(),
             Planned::WinogradStride2(_) => 1,
         }
     }

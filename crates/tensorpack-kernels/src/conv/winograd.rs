@@ -16,7 +16,7 @@ const CHUNK_PIXELS: usize = 512;
 /// Tiles transformed at a time: few, so that they and their products stay in near caches while the
 /// filter streams from further away; more, if it comes from very far.
 const FEW_TOGETHER: usize = 28;
-const FEW_TOGETHER_FOUR: usize = 16;
+const FEW_TOGETHER_FOUR: usize = 14;
 const MANY_TOGETHER: usize = 64;
 /// A filter larger than this leaves too little room in the L2 cache; with tiles of 4x4 outputs, one
 /// larger than the second does not stay in the L3 cache.
@@ -56,12 +56,11 @@ impl Winograd {
 
     /// Returns the block of the output that a chunk computes.
     pub(crate) fn block(&self, chunk: usize) -> Block {
-        let WinogradTiles { work, count, size, .. } = &self.tiles;
-        let [height, width] = work.out_size();
-        let y = |row: usize| (row % count[0] * size.outputs()).min(height);
-        let pixel = |row: usize| (row / count[0] * height + y(row)) * width;
         let rows = self.rows(chunk);
-        Block { rows: pixel(rows.start)..pixel(rows.end), cols: 0..work.out_channels() }
+        Block {
+            rows: self.tiles.first_output(rows.start)..self.tiles.first_output(rows.end),
+            cols: 0..self.tiles.work.out_channels(),
+        }
     }
 
     /// Returns the columns of every panel of the filter but the last: all panels have about the same
@@ -104,6 +103,7 @@ impl Winograd {
 mod fast {
     use super::*;
     use crate::conv::kernel_table::WinogradKernels;
+    use crate::conv::winograd_tiles::{Position, Prefetcher};
     use crate::conv::winograd_transform::OutputTile;
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};
@@ -166,15 +166,19 @@ mod fast {
             let images = scratch.as_mut_ptr().cast::<f32>();
             for part in partition::parts(rows.len() * width, self.tiles_at_once()) {
                 let (tiles, image_plane) = (part.len(), plane(part.len(), inputs));
-                let position = |tile: usize| {
-                    let at = part.start + tile;
-                    (rows.start + at / width, at % width)
-                };
+                // Tile rows of these tiles, and of the next ones.
+                let [here, next] = [part.start, part.end]
+                    .map(|tile| rows.start + tile / width..rows.start + (tile + tiles).div_ceil(width));
+                let outgoing = self.tiles.first_output(here.start)..self.tiles.first_output(here.end);
+                let incoming = self.tiles.new_inputs(&next);
+                let mut incoming = Prefetcher::new(mem.lhs, incoming, inputs, 0..inputs, planes);
+                let first = self.tiles.position(rows.start + part.start / width, part.start % width);
+                let mut at = first;
                 for tile in 0..tiles {
-                    let (row, x) = position(tile);
-                    let from = self.tiles.input_tile(row, x, mem.lhs);
+                    let from = self.tiles.input_tile(at, mem.lhs);
                     // SAFETY: the tile is the image's; each has its own part of the scratch memory.
                     unsafe { (transforms.input)(&from, images.add(tile * inputs), image_plane) }
+                    at = self.tiles.next(at);
                 }
                 let products = images.wrapping_add(planes * image_plane);
                 for col in (0..outputs).step_by(self.panel_cols().min(V::MAX_COLS)) {
@@ -182,7 +186,11 @@ mod fast {
                     let panel_width = pack::width(cols, V::LANES);
                     let product_plane = plane(tiles, panel_width);
                     let filter = mem.shared.cast::<f32>().wrapping_add(col * planes * inputs);
+                    let mut outgoing =
+                        Prefetcher::new(mem.out, outgoing.clone(), outputs, col..col + cols, planes);
                     for plane in 0..planes {
+                        outgoing.step();
+                        incoming.step();
                         let tile = Tile {
                             images: 1,
                             segments: 1,
@@ -205,37 +213,31 @@ mod fast {
                         // for the products.
                         unsafe { tile.run::<V>(tiles, true) }
                     }
+                    let mut at = first;
                     for tile in 0..tiles {
-                        let (row, x) = position(tile);
-                        let at = self.output_tile(row, x, col, cols, mem);
+                        let to = self.output_tile(at, col, cols, mem);
                         // SAFETY: a tile of the output, and its products.
                         unsafe {
-                            (transforms.output)(&at, products.add(tile * panel_width), product_plane);
+                            (transforms.output)(&to, products.add(tile * panel_width), product_plane);
                         }
+                        at = self.tiles.next(at);
                     }
                 }
             }
             finish(self.block(chunk));
         }
 
-        /// Returns some columns of tile `x` of tile row `row` of the output.
-        fn output_tile(
-            &self,
-            row: usize,
-            x: usize,
-            col: usize,
-            cols: usize,
-            mem: Operands<f32>,
-        ) -> OutputTile {
-            let WinogradTiles { work, count, size, .. } = &self.tiles;
+        /// Returns some columns of a tile of the output.
+        fn output_tile(&self, at: Position, col: usize, cols: usize, mem: Operands<f32>) -> OutputTile {
+            let WinogradTiles { work, size, .. } = &self.tiles;
             let ([height, width], outputs, side) = (work.out_size(), work.out_channels(), size.outputs());
-            let (image, y) = (row / count[0], row % count[0] * side);
-            let pixel = (image * height + y) * width + x * side;
+            let (y, x) = (at.y * side, at.x * side);
+            let pixel = (at.image * height + y) * width + x;
             OutputTile {
                 first: mem.out.wrapping_add(pixel * outputs + col),
                 row: width * outputs,
                 pixel: outputs,
-                size: [(height - y).min(side), (width - x * side).min(side)],
+                size: [(height - y).min(side), (width - x).min(side)],
                 cols,
                 bias: mem.bias.at(col),
             }

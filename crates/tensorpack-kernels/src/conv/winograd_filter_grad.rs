@@ -69,21 +69,19 @@ impl WinogradFilterGrad {
         WinogradFilterGrad { tiles, groups, blocks }
     }
 
+    pub(crate) fn phases(&self) -> usize {
+        if self.groups == 1 { 1 } else { 2 }
+    }
+
     pub(crate) fn chunks(&self, phase: usize) -> usize {
         match phase {
             0 => self.groups * self.blocks[0] * self.blocks[1],
-            _ if self.is_one_phase() => 0,
             _ => self.conv().in_channels.div_ceil(SUM_CHANNELS),
         }
     }
 
     fn conv(&self) -> &Conv2d {
         &self.tiles.work.conv
-    }
-
-    /// Returns whether the first phase completes the output.
-    fn is_one_phase(&self) -> bool {
-        self.groups == 1
     }
 
     /// Returns what a chunk of the first phase computes.
@@ -109,7 +107,7 @@ impl WinogradFilterGrad {
     }
 
     pub(crate) fn shared_len(&self) -> usize {
-        if self.is_one_phase() { 0 } else { self.chunks(0) * self.partial_len() }
+        if self.phases() == 1 { 0 } else { self.chunks(0) * self.partial_len() }
     }
 
     /// Returns the number of tile rows transformed at a time.
@@ -124,7 +122,7 @@ impl WinogradFilterGrad {
     /// the sums if they are not shared.
     pub(crate) fn scratch_len(&self) -> usize {
         let (tiles, [inputs, outputs]) = (self.rows_at_once() * self.tiles.count[1], self.block_sizes());
-        let sums = if self.is_one_phase() { self.partial_len() } else { 0 };
+        let sums = if self.phases() == 1 { self.partial_len() } else { 0 };
         self.tiles.size.planes() * (plane(tiles, inputs) + plane(tiles, outputs)) + sums
     }
 
@@ -136,12 +134,11 @@ impl WinogradFilterGrad {
     /// Returns the blocks of the output that a chunk of the last phase completes, one per tap.
     pub(crate) fn blocks(&self, chunk: usize) -> impl Iterator<Item = Block> + use<> {
         let c = *self.conv();
-        let (rows, cols) = match self.is_one_phase() {
-            true => {
-                let part = self.part(chunk);
-                (part.inputs, part.outputs)
-            }
-            false => (self.sum_channels(chunk), 0..c.out_channels),
+        let (rows, cols) = if self.phases() == 1 {
+            let part = self.part(chunk);
+            (part.inputs, part.outputs)
+        } else {
+            (self.sum_channels(chunk), 0..c.out_channels)
         };
         (0..9).map(move |tap| Block {
             rows: tap * c.in_channels + rows.start..tap * c.in_channels + rows.end,
@@ -154,6 +151,7 @@ impl WinogradFilterGrad {
 mod fast {
     use super::*;
     use crate::conv::kernel_table::WinogradKernels;
+    use crate::conv::winograd_tiles::Prefetcher;
     use crate::conv::winograd_transform::Partials;
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};
@@ -173,9 +171,10 @@ mod fast {
             if phase == 0 {
                 let part = self.part(chunk);
                 let scratch = scratch.as_mut_ptr().cast::<f32>();
-                let (sums, tiles) = match self.is_one_phase() {
-                    true => (scratch, scratch.wrapping_add(self.partial_len())),
-                    false => (shared.wrapping_add(chunk * self.partial_len()), scratch),
+                let (sums, tiles) = if self.phases() == 1 {
+                    (scratch, scratch.wrapping_add(self.partial_len()))
+                } else {
+                    (shared.wrapping_add(chunk * self.partial_len()), scratch)
                 };
                 let rows = partition::part(self.tiles.rows(), self.groups, part.group);
                 for some in partition::parts(rows.len(), self.rows_at_once()) {
@@ -184,7 +183,7 @@ mod fast {
                     // caller.
                     unsafe { self.add_rows::<V>(&part, here, mem, sums, tiles, some.start > 0) }
                 }
-                if self.is_one_phase() {
+                if self.phases() == 1 {
                     for channel in part.inputs.clone() {
                         // SAFETY: the sums are complete, and this chunk owns these channels of the
                         // output.
@@ -254,10 +253,11 @@ mod fast {
             let (planes, transforms) = (self.tiles.size.planes(), V::TRANSFORMS.of(self.tiles.size));
             let (image_plane, gradient_plane) = (plane(tiles, inputs), plane(tiles, cols));
             let (images, gradients) = (scratch, scratch.wrapping_add(planes * image_plane));
+            let mut at = self.tiles.position(rows.start, 0);
             for tile in 0..tiles {
-                let (row, x) = (rows.start + tile / width, tile % width);
-                let image = self.tiles.input_tile(row, x, mem.lhs).channels(&part.inputs);
-                let gradient = self.tiles.gradient_tile(row, x, mem.rhs).channels(&part.outputs);
+                let image = self.tiles.input_tile(at, mem.lhs).channels(&part.inputs);
+                let gradient = self.tiles.gradient_tile(at, mem.rhs).channels(&part.outputs);
+                at = self.tiles.next(at);
                 // SAFETY: the tiles are those of the operands; each has its own part of the scratch
                 // memory.
                 unsafe {
@@ -265,7 +265,22 @@ mod fast {
                     (transforms.gradient)(&gradient, gradients.add(tile * cols), gradient_plane);
                 }
             }
+            // Meanwhile, the next tile rows are fetched.
+            let next = rows.end..(rows.end + rows.len()).min(self.tiles.rows());
+            let c = *self.conv();
+            let mut next_inputs = Prefetcher::new(
+                mem.lhs,
+                self.tiles.new_inputs(&next),
+                c.in_channels,
+                part.inputs.clone(),
+                planes,
+            );
+            let outputs = self.tiles.first_output(next.start)..self.tiles.first_output(next.end);
+            let mut next_outputs =
+                Prefetcher::new(mem.rhs, outputs, c.out_channels, part.outputs.clone(), planes);
             for plane in 0..planes {
+                next_inputs.step();
+                next_outputs.step();
                 for col in (0..cols).step_by(V::MAX_COLS) {
                     let tile = Tile {
                         images: 1,

@@ -9,9 +9,14 @@
 //! A *plane* holds one element of all transformed tiles.
 
 #[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
 use crate::conv::correlation::Correlation;
+
+/// Elements of a cache line.
+const LINE: usize = 16;
 
 /// The size of the tiles of outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,23 +79,71 @@ impl WinogradTiles {
         self.work.conv.batch * self.count[0]
     }
 
-    /// Returns the input pixels that tile `x` of tile row `row` reads.
-    #[cfg(target_arch = "x86_64")]
-    pub(crate) fn input_tile(&self, row: usize, x: usize, data: *const f32) -> InputTile {
-        let first = [row % self.count[0], x].map(|i| (i * self.size.outputs()) as isize);
-        let first = [first[0] + self.first[0], first[1] + self.first[1]];
-        let (size, channels) = (self.work.in_size(), self.work.in_channels());
-        InputTile::new(data, row / self.count[0], size, channels, first, self.size.inputs())
+    /// Returns the first output pixel of tile row `row`, counted over all images; after the last row,
+    /// the number of pixels.
+    pub(crate) fn first_output(&self, row: usize) -> usize {
+        let [height, width] = self.work.out_size();
+        let y = (row % self.count[0] * self.size.outputs()).min(height);
+        (row / self.count[0] * height + y) * width
     }
 
-    /// Returns the pixels of the output gradient in tile `x` of tile row `row`.
+    /// Returns the input pixels that some tile rows read and the rows before them do not, counted over
+    /// all images.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn gradient_tile(&self, row: usize, x: usize, data: *const f32) -> InputTile {
-        let side = self.size.outputs();
-        let first = [row % self.count[0], x].map(|i| (i * side) as isize);
-        let (size, channels) = (self.work.out_size(), self.work.out_channels());
-        InputTile::new(data, row / self.count[0], size, channels, first, side)
+    pub(crate) fn new_inputs(&self, rows: &Range<usize>) -> Range<usize> {
+        let [height, width] = self.work.in_size();
+        let first = |row: usize| {
+            let y = (row % self.count[0] * self.size.outputs() + 2).saturating_add_signed(self.first[0]);
+            let rows = (row / self.count[0] * height + y.min(height)).min(self.work.conv.batch * height);
+            rows * width
+        };
+        first(rows.start)..first(rows.end)
     }
+
+    /// Returns the position of tile `x` of tile row `row`, counted over all images.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn position(&self, row: usize, x: usize) -> Position {
+        Position { image: row / self.count[0], y: row % self.count[0], x }
+    }
+
+    /// Returns the position of the next tile.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn next(&self, at: Position) -> Position {
+        let [down, across] = self.count;
+        match at {
+            Position { x, .. } if x + 1 < across => Position { x: x + 1, ..at },
+            Position { y, .. } if y + 1 < down => Position { y: y + 1, x: 0, ..at },
+            Position { image, .. } => Position { image: image + 1, y: 0, x: 0 },
+        }
+    }
+
+    /// Returns the input pixels that a tile reads.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn input_tile(&self, at: Position, data: *const f32) -> InputTile {
+        let first = [at.y, at.x].map(|i| (i * self.size.outputs()) as isize);
+        let first = [first[0] + self.first[0], first[1] + self.first[1]];
+        let (size, channels) = (self.work.in_size(), self.work.in_channels());
+        InputTile::new(data, at.image, size, channels, first, self.size.inputs())
+    }
+
+    /// Returns the pixels of the output gradient in a tile.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn gradient_tile(&self, at: Position, data: *const f32) -> InputTile {
+        let side = self.size.outputs();
+        let first = [at.y, at.x].map(|i| (i * side) as isize);
+        let (size, channels) = (self.work.out_size(), self.work.out_channels());
+        InputTile::new(data, at.image, size, channels, first, side)
+    }
+}
+
+/// The position of a tile. Tiles are visited one after another, because computing it takes divisions.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub(crate) struct Position {
+    pub(crate) image: usize,
+    /// Tile row and column in the image.
+    pub(crate) y: usize,
+    pub(crate) x: usize,
 }
 
 /// A square of pixels to read, parts of which may be beyond the edges of the image.
@@ -141,8 +194,52 @@ impl InputTile {
     }
 }
 
+/// Prefetches pixels that come from far away, in steps, because all at once would delay other loads.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Prefetcher {
+    next: *const f32,
+    left: usize,
+    at_once: usize,
+    pixel: usize,
+    channels: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Prefetcher {
+    /// Returns a prefetcher that takes `steps` steps for some channels of some pixels of `data`, which
+    /// has `pixel` channels.
+    pub(crate) fn new(
+        data: *const f32,
+        pixels: Range<usize>,
+        pixel: usize,
+        channels: Range<usize>,
+        steps: usize,
+    ) -> Prefetcher {
+        Prefetcher {
+            next: data.wrapping_add(pixels.start * pixel + channels.start),
+            left: pixels.len(),
+            at_once: pixels.len().div_ceil(steps),
+            pixel,
+            channels: channels.len(),
+        }
+    }
+
+    /// Takes the next step.
+    pub(crate) fn step(&mut self) {
+        let here = self.at_once.min(self.left);
+        self.left -= here;
+        for _ in 0..here {
+            for channel in (0..self.channels).step_by(LINE) {
+                // SAFETY: prefetching reads nothing, and does not fail.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(channel).cast()) }
+            }
+            self.next = self.next.wrapping_add(self.pixel);
+        }
+    }
+}
+
 /// Returns the stride between planes of `tiles` tiles: one cache line more than they take, because
 /// planes a power of two apart would evict each other from the cache.
 pub(crate) fn plane(tiles: usize, channels: usize) -> usize {
-    (tiles * channels).next_multiple_of(16) + 16
+    (tiles * channels).next_multiple_of(LINE) + LINE
 }

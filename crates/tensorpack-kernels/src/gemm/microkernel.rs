@@ -294,7 +294,7 @@ unsafe fn avx512<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t
     // SAFETY: guaranteed by the caller.
     unsafe {
         match VECTORS {
-            1 if t.cols > 8 => tile::<__m256, ROWS, 2, ALONG_K>(t),
+            1 if t.cols > 8 => tile::<__m512, ROWS, 1, ALONG_K>(t),
             1 => tile::<__m256, ROWS, 1, ALONG_K>(t),
             _ => tile::<__m512, ROWS, VECTORS, ALONG_K>(t),
         }

@@ -80,11 +80,12 @@ pub(crate) fn convolution() -> impl Strategy<Value = Conv2d> {
     )
 }
 
-/// Generates 3x3 convolutions with stride 1 and many channels: those that use Winograd, and those
-/// just too small for it.
+/// Generates 3x3 convolutions with stride 1 and many channels: those that use F(4x4, 3x3) or
+/// F(2x2, 3x3), and those just too small for it.
 fn winograd_sizes() -> impl Strategy<Value = Conv2d> {
     let size = || 5usize..14;
-    (2usize..9, 15usize..70, 15usize..70, size(), size(), 0usize..3, 0usize..4, any::<bool>()).prop_map(
+    let channels = || prop_oneof![1 => 6usize..15, 4 => 15usize..70, 1 => 70usize..140];
+    (2usize..9, channels(), channels(), size(), size(), 0usize..3, 0usize..4, any::<bool>()).prop_map(
         |(batch, in_channels, out_channels, height, width, low, high, exact)| Conv2d {
             batch,
             in_size: [height, width],
@@ -222,6 +223,8 @@ pub(crate) fn large() -> Vec<Conv2d> {
         same(1, 7, 1, 1, [40, 300]),
         same(1, 5, 3, 1, [140, 270]),
         same(1, 14, 3, 1, [130, 40]),
+        same(48, 3, 3, 1, [200, 210]),
+        same(12, 8, 3, 1, [66, 70]),
     ]
 }
 
