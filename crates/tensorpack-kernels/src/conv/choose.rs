@@ -12,7 +12,8 @@
 //! - Winograd F(2x2, 2x2) for 4x4 filters with stride 2, dilation 1, and at least 48 tiles. Outputs
 //!   and input gradients need 32 to 512 channels on one side and 64 to 512 on the other; filter
 //!   gradients need 64 to 512 on both.
-//! - Direct for everything else, and for every convolution with `exact` set.
+//! - Direct for everything else, for gradients of 3x3 filters with a tap that reads only padding, and
+//!   for every convolution with `exact` set.
 //!
 //! Depthwise convolutions have loops of their own (`depthwise`), and 1x1 convolutions are folded
 //! into long rows first ([`Conv2d::folded`]). The direct algorithm picks one of three micro-kernels
@@ -71,6 +72,8 @@ impl Algorithm {
         let few_enough = conv.in_channels.max(conv.out_channels) <= MAX_CHANNELS;
         if few_enough && stride2_pays(&work, [MIN_CHANNELS_STRIDE2[1]; 2]) {
             Algorithm::WinogradStride2
+        } else if !(0..2).all(|axis| taps_read_inputs(conv, axis)) {
+            Algorithm::Direct
         } else if four_pays(&work) {
             Algorithm::Winograd(TileSize::Four)
         } else if conv.in_channels.saturating_mul(conv.out_channels) <= MAX_CHANNEL_PAIRS_TWO
@@ -106,6 +109,12 @@ fn four_pays(work: &Correlation) -> bool {
 fn reads_inputs(work: &Correlation, axis: usize) -> bool {
     let (sums, inputs) = (work.axis(axis, 0), work.in_size()[axis] as isize);
     sums.offset + sums.taps as isize > 0 && sums.outs as isize + sums.offset <= inputs
+}
+
+/// Returns whether every tap of the filter reads an input along this axis. The gradient of one that
+/// reads nothing but padding is exactly zero, and would be off by the rounding error of the others.
+fn taps_read_inputs(c: &Conv2d, axis: usize) -> bool {
+    c.out_size[axis] > c.pad_low[axis] && c.in_size[axis] + c.pad_low[axis] >= c.kernel[axis]
 }
 
 /// Returns whether the transforms of F(2x2, 3x3) apply, and save more than they cost.

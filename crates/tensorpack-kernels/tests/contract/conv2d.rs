@@ -257,3 +257,12 @@ fn large_filter_grad() {
     // A filter too large for partial results.
     check_filter_grad(same(3, 2, 3, 1, [700, 700]));
 }
+
+/// The definition allows no error where a sum has no terms.
+#[test]
+fn gradients_of_taps_that_read_only_padding_are_zero() {
+    let narrow = Conv2d { in_size: [17, 1], out_size: [16, 2], ..same(12, 16, 3, 1, [9, 17]) };
+    check_filter_grad(narrow);
+    check_filter_grad(Conv2d { in_size: [2, 1], out_size: [2, 2], ..same(48, 2, 3, 1, [17, 17]) });
+    check_filter_grad(Conv2d { in_size: [17, 6], pad_low: [1, 2], out_size: [16, 2], ..narrow });
+}
