@@ -22,6 +22,9 @@ const MANY_TOGETHER: usize = 64;
 /// larger than the second does not stay in the L3 cache.
 const NEAR_BYTES: usize = 512 << 10;
 const FAR_BYTES: usize = 16 << 20;
+/// Input channels that are summed at a time with tiles of 4x4 outputs.
+#[cfg(target_arch = "x86_64")]
+const MOST_TERMS: usize = 128;
 /// Enough chunks for all threads.
 const ENOUGH_CHUNKS: usize = 16;
 /// Elements of the widest vector, and the most of them in a panel of the filter.
@@ -87,6 +90,16 @@ impl Winograd {
             TileSize::Two if bytes <= NEAR_BYTES => FEW_TOGETHER,
             TileSize::Four if bytes <= FAR_BYTES => FEW_TOGETHER_FOUR,
             _ => MANY_TOGETHER,
+        }
+    }
+
+    /// Returns the number of input channels that are summed at a time. The transforms of F(4x4, 3x3)
+    /// amplify the rounding error of long sums.
+    #[cfg(target_arch = "x86_64")]
+    fn terms_at_once(&self) -> usize {
+        match self.tiles.size {
+            TileSize::Two => usize::MAX,
+            TileSize::Four => MOST_TERMS,
         }
     }
 
@@ -191,27 +204,29 @@ mod fast {
                     for plane in 0..planes {
                         outgoing.step();
                         incoming.step();
-                        let tile = Tile {
-                            images: 1,
-                            segments: 1,
-                            steps: inputs,
-                            a: images.wrapping_add(plane * image_plane),
-                            a_stride: inputs,
-                            a_segment: 0,
-                            a_image: 0,
-                            b: filter.wrapping_add(plane * inputs * panel_width),
-                            b_step: panel_width,
-                            b_segment: 0,
-                            b_image: 0,
-                            c: products.wrapping_add(plane * product_plane),
-                            c_row: panel_width,
-                            cols: panel_width,
-                            add: false,
-                            prefetch: Prefetch::none(filter),
-                        };
-                        // SAFETY: tiles and filter are transformed, and the scratch memory has room
-                        // for the products.
-                        unsafe { tile.run::<V>(tiles, true) }
+                        for terms in partition::parts(inputs, self.terms_at_once()) {
+                            let tile = Tile {
+                                images: 1,
+                                segments: 1,
+                                steps: terms.len(),
+                                a: images.wrapping_add(plane * image_plane + terms.start),
+                                a_stride: inputs,
+                                a_segment: 0,
+                                a_image: 0,
+                                b: filter.wrapping_add((plane * inputs + terms.start) * panel_width),
+                                b_step: panel_width,
+                                b_segment: 0,
+                                b_image: 0,
+                                c: products.wrapping_add(plane * product_plane),
+                                c_row: panel_width,
+                                cols: panel_width,
+                                add: terms.start > 0,
+                                prefetch: Prefetch::none(filter),
+                            };
+                            // SAFETY: tiles and filter are transformed, and the scratch memory has
+                            // room for the products.
+                            unsafe { tile.run::<V>(tiles, true) }
+                        }
                     }
                     let mut at = first;
                     for tile in 0..tiles {

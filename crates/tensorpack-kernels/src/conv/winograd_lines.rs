@@ -68,8 +68,8 @@ impl Lines<2, 4> for F2 {
 }
 
 /// F(4, 3), with the points 0, ±A, ±B and infinity. Small and large points keep the numbers of all
-/// planes about as large as the inputs; with A = 5/8 and B = 3/2 the rounding error is twice that of
-/// the direct algorithm, and with the usual 1 and 2 four times.
+/// planes about as large as the inputs: with A = 5/8 and B = 3/2 the rounding error is half of that
+/// with the usual 1 and 2.
 pub(crate) struct F4;
 
 const A: f32 = 0.625;

@@ -288,9 +288,7 @@ pub(crate) unsafe fn write_rows<V: Simd, const ROWS: usize, const VECTORS: usize
 /// Same as [`Tile::run`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
-    // A single wide vector per row would need one load per multiply-add, more than the load ports
-    // sustain. The same columns as two half vectors need half the loads for the same work, and are
-    // faster.
+    // Columns that fit half a vector take half the bandwidth of the caches.
     // SAFETY: guaranteed by the caller.
     unsafe {
         match VECTORS {
@@ -305,7 +303,7 @@ unsafe fn avx512<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t
 /// Same as [`Tile::run`].
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512_bf16<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile) {
-    // Half vectors, as for f32.
+    // Two half vectors per row take half the loads of one vector for the same work, and are faster.
     // SAFETY: guaranteed by the caller.
     unsafe {
         match VECTORS {
@@ -328,7 +326,7 @@ unsafe fn avx2<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: 
 /// Same as [`Tile::run`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn avx512_f64<const ROWS: usize, const VECTORS: usize, const ALONG_K: bool>(t: &Tile<f64>) {
-    // Half vectors, as for f32.
+    // Two half vectors per row take half the loads of one vector for the same work, and are faster.
     // SAFETY: guaranteed by the caller.
     unsafe {
         match VECTORS {
