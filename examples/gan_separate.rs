@@ -2,7 +2,7 @@
 //! discriminator is updated only in every second step, so that it does not get too far ahead.
 //!
 //! `cargo run --release --example gan_separate` trains for 16 epochs of 500 steps and writes an
-//! image of samples after each. A classifier then recognizes 696 of 1,000 samples as digits with
+//! image of samples after each. A classifier then recognizes 700 of 1,000 samples as digits with
 //! confidence over 0.9, and finds all 10 classes; with `--assert` the example fails below 8 classes
 //! or half of the samples.
 

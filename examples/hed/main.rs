@@ -3,7 +3,7 @@
 //! is the result.
 //!
 //! `cargo run --release --example hed` trains for 5 epochs of 200 steps. On 200 test scenes the F-score of
-//! edges is 0.964, and 0.573 with Sobel's filters. With `--assert` it fails below 0.93. It draws scenes,
+//! edges is 0.965, and 0.573 with Sobel's filters. With `--assert` it fails below 0.93. It draws scenes,
 //! true edges, results and Sobel's to `edges.png` in its directory. `--full` trains the original's five
 //! stages, those of VGG-16, for 100 epochs of 1,000 steps.
 
