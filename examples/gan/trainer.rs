@@ -100,7 +100,9 @@ impl Iteration for InTurn {
 /// The number of towers given on the command line.
 fn towers(args: &TrainArgs) -> Result<usize> {
     match args.trainer.as_deref() {
-        None | Some("simple" | "queue" | "sync-ps" | "sync-replicated") => Ok(args.towers()),
+        None | Some("simple" | "queue" | "sync-ps" | "sync-replicated") => {
+            args.trainer().map(|_| args.towers())
+        }
         Some(other) => Err(Error::argument(format!("the trainer {other:?} does not support GANs"))
             .note("use simple, queue, sync-ps or sync-replicated")),
     }

@@ -70,6 +70,14 @@ fn trainer_with(args: &TrainArgs) -> GanTrainer {
     GanTrainer::new(Points { batch }, points(batch), args).unwrap()
 }
 
+#[test]
+fn several_devices_need_a_trainer_with_several_towers() {
+    let args = TrainArgs::parse_options(["--devices", "cpu:0,cpu:1"]).unwrap();
+    let e = GanTrainer::new(Points { batch: 1 }, points(1), &args).err().unwrap();
+    assert_eq!(e.kind(), tensorpack::ErrorKind::Argument, "{e}");
+    assert_mentions(&e.to_string(), &["--devices", "simple"]);
+}
+
 fn config() -> RunConfig {
     RunConfig::new().no_logdir().steps_per_epoch(10).max_epoch(1)
 }
