@@ -75,7 +75,7 @@ fn several_devices_need_a_trainer_with_several_towers() {
     let args = TrainArgs::parse_options(["--devices", "cpu:0,cpu:1"]).unwrap();
     let e = GanTrainer::new(Points { batch: 1 }, points(1), &args).err().unwrap();
     assert_eq!(e.kind(), tensorpack::ErrorKind::Argument, "{e}");
-    assert_mentions(&e.to_string(), &["--devices", "simple"]);
+    assert_mentions(e, &["--devices", "simple"]);
 }
 
 fn config() -> RunConfig {
