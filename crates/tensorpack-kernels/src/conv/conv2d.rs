@@ -385,7 +385,9 @@ macro_rules! impl_contract {
                 let ([height, width], channels) =
                     (sums.conv.kernel, [sums.in_channels(), sums.out_channels()]);
                 let form = match sums.planned() {
-                    Planned::Winograd(winograd) => PackedForm::Winograd(winograd.tile_size()),
+                    Planned::Winograd(winograd) => {
+                        PackedForm::Winograd { outputs: winograd.tile_size().outputs() }
+                    }
                     Planned::WinogradStride2(_) => PackedForm::WinogradStride2,
                     Planned::Direct(..) => PackedForm::Direct,
                 };

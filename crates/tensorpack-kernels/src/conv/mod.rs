@@ -46,4 +46,3 @@ pub use conv2d::{Conv2d, Conv2dForward, Conv2dInputGrad};
 pub use depthwise::{DepthwiseForward, DepthwiseInputGrad};
 pub use depthwise_filter_grad::DepthwiseFilterGrad;
 pub use filter_grad::Conv2dFilterGrad;
-pub(crate) use winograd_tiles::TileSize;

@@ -7,7 +7,6 @@
 use std::fmt::Debug;
 use std::ops::{AddAssign, Mul};
 
-use crate::conv::TileSize;
 use crate::simd::{Bf16Isa, Isa};
 use tensorpack_tensor::{DType, Result};
 
@@ -76,8 +75,8 @@ pub struct FilterPacking {
 pub(crate) enum PackedForm {
     /// Its own elements.
     Direct,
-    /// Its Winograd transform for tiles of this size.
-    Winograd(TileSize),
+    /// Its Winograd transform for tiles with this number of outputs along each side.
+    Winograd { outputs: usize },
     /// Its transform for stride 2.
     WinogradStride2,
     /// Signed bytes in groups, and the offset of each column.
