@@ -6,6 +6,7 @@
 //!
 //! - Winograd F(4x4, 3x3) for 3x3 filters with stride 1, dilation 1 and at least 48 tiles, half full
 //!   or more. It needs at least 8 channels on both sides; outputs and input gradients at most 512.
+//!   Every output reads an input: one that reads only padding must be exactly zero.
 //! - Winograd F(2x2, 3x3) for those with fewer such tiles, but 48 of 2x2 outputs. Outputs and input
 //!   gradients need 17 to 512 channels on both sides; filter gradients need at least 17 channels on
 //!   both sides and at most 9216 pairs of channels.

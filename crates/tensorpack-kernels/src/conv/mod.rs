@@ -5,7 +5,8 @@
 //!   `conv_k3` and `strided_rows_tile` are its specialized micro-kernels, `window` its padded
 //!   copies of the input.
 //! - `winograd` computes them with F(2x2, 3x3) or F(4x4, 3x3); `winograd_tiles` divides images into
-//!   tiles, `winograd_transform` transforms tiles, and `winograd_lines` a line of a tile.
+//!   tiles, `winograd_transform` transforms tiles, `winograd_lines` a line of a
+//!   tile, and `prefetcher` fetches what comes next.
 //!   `winograd_stride2` computes those with 4x4 filters and stride 2 with F(2x2, 2x2).
 //! - `filter_grad` is the gradient with respect to the filter: `filter_grad_direct` with
 //!   `filter_grad_k3`, or `winograd_filter_grad`, or `winograd_stride2_filter_grad`.
@@ -33,6 +34,8 @@ mod filter_grad_direct;
 mod filter_grad_k3;
 #[cfg(target_arch = "x86_64")]
 mod kernel_table;
+#[cfg(target_arch = "x86_64")]
+mod prefetcher;
 #[cfg(target_arch = "x86_64")]
 mod strided_rows_tile;
 #[cfg(target_arch = "x86_64")]

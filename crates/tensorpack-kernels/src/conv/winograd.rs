@@ -116,7 +116,8 @@ impl Winograd {
 mod fast {
     use super::*;
     use crate::conv::kernel_table::WinogradKernels;
-    use crate::conv::winograd_tiles::{Position, Prefetcher};
+    use crate::conv::prefetcher::Prefetcher;
+    use crate::conv::winograd_tiles::Position;
     use crate::conv::winograd_transform::OutputTile;
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};

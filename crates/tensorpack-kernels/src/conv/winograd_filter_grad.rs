@@ -151,7 +151,7 @@ impl WinogradFilterGrad {
 mod fast {
     use super::*;
     use crate::conv::kernel_table::WinogradKernels;
-    use crate::conv::winograd_tiles::Prefetcher;
+    use crate::conv::prefetcher::Prefetcher;
     use crate::conv::winograd_transform::Partials;
     use crate::gemm::contract::Operands;
     use crate::gemm::microkernel::{Prefetch, Tile};

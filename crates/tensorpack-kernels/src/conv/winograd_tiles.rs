@@ -9,8 +9,6 @@
 //! A *plane* holds one element of all transformed tiles.
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
 use crate::conv::correlation::Correlation;
@@ -191,50 +189,6 @@ impl InputTile {
     /// Returns the same tile with some of its channels.
     pub(crate) fn channels(self, range: &Range<usize>) -> InputTile {
         InputTile { first: self.first.wrapping_add(range.start), channels: range.len(), ..self }
-    }
-}
-
-/// Prefetches pixels that come from far away, in steps, because all at once would delay other loads.
-#[cfg(target_arch = "x86_64")]
-pub(crate) struct Prefetcher {
-    next: *const f32,
-    left: usize,
-    at_once: usize,
-    pixel: usize,
-    channels: usize,
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Prefetcher {
-    /// Returns a prefetcher that takes `steps` steps for some channels of some pixels of `data`, which
-    /// has `pixel` channels.
-    pub(crate) fn new(
-        data: *const f32,
-        pixels: Range<usize>,
-        pixel: usize,
-        channels: Range<usize>,
-        steps: usize,
-    ) -> Prefetcher {
-        Prefetcher {
-            next: data.wrapping_add(pixels.start * pixel + channels.start),
-            left: pixels.len(),
-            at_once: pixels.len().div_ceil(steps),
-            pixel,
-            channels: channels.len(),
-        }
-    }
-
-    /// Takes the next step.
-    pub(crate) fn step(&mut self) {
-        let here = self.at_once.min(self.left);
-        self.left -= here;
-        for _ in 0..here {
-            for channel in (0..self.channels).step_by(LINE) {
-                // SAFETY: prefetching reads nothing, and does not fail.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(self.next.wrapping_add(channel).cast()) }
-            }
-            self.next = self.next.wrapping_add(self.pixel);
-        }
     }
 }
 
