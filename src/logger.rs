@@ -15,7 +15,7 @@ use std::panic::{Location, PanicHookInfo};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
 struct Logger {
@@ -102,6 +102,32 @@ pub fn set_directory(dir: &Path) -> Result<()> {
     let file = open().map_err(|e| Error::new(ErrorKind::Io, format!("{}: {e}", path.display())))?;
     *logger().file.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
     Ok(())
+}
+
+/// Calls `work`, and logs how long it took, at the caller's line.
+///
+/// ```
+/// let primes = tensorpack::logger::timed_operation("counting primes", || {
+///     (2..100).filter(|n| (2..*n).all(|d| n % d != 0)).count() // logs: counting primes: 0.000 s
+/// });
+/// assert_eq!(primes, 25);
+/// ```
+#[track_caller]
+#[doc(alias = "Timer")]
+pub fn timed_operation<R>(name: &str, work: impl FnOnce() -> R) -> R {
+    let (caller, began) = (Location::caller(), Instant::now());
+    let result = work();
+    let took = began.elapsed().as_secs_f64();
+    log::logger().log(
+        &Record::builder()
+            .level(Level::Info)
+            .target(module_path!())
+            .file(Some(caller.file()))
+            .line(Some(caller.line()))
+            .args(format_args!("{name}: {took:.3} s"))
+            .build(),
+    );
+    result
 }
 
 impl Logger {

@@ -73,6 +73,10 @@ const OLD_NAMES: &[&str] = &[
     "LinearWrap",
     "regularize_cost_from_collection",
     "get_num_gpu",
+    // Helpers.
+    "StatCounter",
+    "Timer",
+    "timed_operation",
 ];
 
 /// Returns the text of all Rust files under `dir`.

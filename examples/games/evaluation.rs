@@ -3,11 +3,12 @@
 use super::{Episodes, Rules, batch_of_observations, best_actions};
 use tensorpack::callback::{Statistic, TrainCx, When};
 use tensorpack::graph::Fetch;
+use tensorpack::monitor::StatCounter;
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 
 /// Plays episodes after every epoch, all at the same time, and reports the mean of their scores as
-/// `mean_score`. Stops training when the game is solved.
+/// `mean_score` and the best one as `max_score`. Stops training when the game is solved.
 pub(crate) struct Evaluation {
     pub(crate) rules: Rules,
     pub(crate) episodes: u64,
@@ -18,8 +19,9 @@ pub(crate) struct Evaluation {
     pub(crate) action_values: Fetch,
 }
 
-/// The statistic of [`Evaluation`].
+/// The statistics of [`Evaluation`].
 pub(crate) const MEAN_SCORE: &str = "mean_score";
+const MAX_SCORE: &str = "max_score";
 
 impl Callback for Evaluation {
     fn trigger(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
@@ -37,8 +39,11 @@ impl Callback for Evaluation {
                 *score = score.or(ended);
             }
         }
-        let mean = scores.iter().flatten().sum::<f64>() / self.episodes as f64;
+        let mut counter = StatCounter::default();
+        scores.into_iter().flatten().for_each(|score| counter.feed(score));
+        let (mean, max) = (counter.mean().unwrap_or(0.0), counter.max().unwrap_or(0.0));
         cx.put_scalar(MEAN_SCORE, mean);
+        cx.put_scalar(MAX_SCORE, max);
         if mean >= self.solved_at {
             cx.stop(format!("the game is solved: a mean score of {mean}"));
         }
@@ -50,6 +55,6 @@ impl Callback for Evaluation {
     }
 
     fn produces(&self) -> Vec<Statistic> {
-        vec![Statistic::new(MEAN_SCORE, When::Epoch)]
+        [MEAN_SCORE, MAX_SCORE].map(|name| Statistic::new(name, When::Epoch)).to_vec()
     }
 }

@@ -14,6 +14,7 @@ mod csv_writer;
 mod event_file;
 mod event_writer;
 mod scalar_printer;
+mod stat_counter;
 #[cfg(feature = "mlflow")]
 mod remote_queue;
 #[cfg(feature = "mlflow")]
@@ -30,3 +31,4 @@ pub use mlflow::Mlflow;
 pub use monitor::{Class, CurvePoints, Moment, Monitor, RunEnd, Start};
 pub use monitors::Monitors;
 pub use scalar_printer::ScalarPrinter;
+pub use stat_counter::StatCounter;
