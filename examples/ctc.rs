@@ -60,7 +60,7 @@ impl Model for Reader {
         let x = t.graph().concat(&[forward, backward], 2);
         let logits = Linear::new(11).last_axis().apply(t, "fc", &x).named("logits");
 
-        let lengths = label.greater_equal(&(&label * 0.0)).cast(DType::I32).sum_axes(&[1]);
+        let lengths = label.greater_equal(0.0).cast(DType::I32).sum_axes(&[1]);
         let loss = logits.ctc_loss(&label, &steps, &lengths, &CtcOptions::default());
         let cost = loss.mean().named("ctc_loss");
         t.moving_summary(&[&cost]);

@@ -131,11 +131,10 @@ pub(crate) fn unrolled(words: &HostTensor) -> Result<TensorInput> {
         let position = VariableSpec::new("position", []).dtype(DType::I64).init(Init::zeros());
         let position = t.variable(position.non_trainable());
         let columns = position.value() * STEPS as f64 + t.graph().iota(STEPS, DType::I64);
-        let end = t.graph().constant(HostTensor::scalar(steps as i64));
         let advance = position.update(|p| {
             let next = p + 1.0;
             // Wrap around after the last step.
-            &next * next.less(&end).cast(DType::I64)
+            &next * next.less(steps as f64).cast(DType::I64)
         });
         t.graph().add_op_to_collection(UPDATE_OPS, &advance);
         vec![rows.gather(&columns, 1), rows.gather(&(columns + 1.0), 1)]

@@ -72,7 +72,7 @@ impl Decoder<'_> {
     /// Writes a text for each example, every time the most probable character.
     fn write(&self, t: &TowerContext, start: &Tensor) -> Tensor {
         let (mut state, mut written) = (start.clone(), Vec::new());
-        let mut last = self.lengths * 0.0;
+        let mut last = self.lengths.zeros_like();
         for _ in 0..WRITTEN {
             let x = Embedding::new(ALPHABET.len(), 32).apply(t, "characters", &last);
             state = GruCell::new(UNITS).step(t, "decoder", &x, Some(&state));
@@ -113,10 +113,10 @@ impl Model for Dates {
             let written = decoder.write(t, &start).named("written");
             // What comes after the end does not count.
             let ended = written
-                .equal(&(&written * 0.0))
+                .equal(0.0)
                 .cast(DType::I32)
                 .cumsum_with(1, CumsumOptions { exclusive: true, ..CumsumOptions::default() });
-            let going = ended.equal(&(&ended * 0.0)).cast(DType::I32);
+            let going = ended.equal(0.0).cast(DType::I32);
             let exact = (written * going).equal(&date).all_axes(&[1]).cast(DType::F32);
             exact.mean().named("exact");
         }

@@ -189,7 +189,7 @@ impl Detector {
         let scores = |at: &Tensor| scores.take_along_axis(at, 1);
         let (found_scores, missed_scores) = (scores(&found), scores(&missed));
         let found_cost = found_scores.sigmoid_cross_entropy(&is_found) * &is_found;
-        let missed_cost = missed_scores.sigmoid_cross_entropy(&(&is_missed * 0.0)) * is_missed;
+        let missed_cost = missed_scores.sigmoid_cross_entropy(&is_missed.zeros_like()) * is_missed;
         let object = matches.object.take_along_axis(&found, 1);
         let target = rows(&objects.boxes, &object).encode_boxes(&anchors.gather(&found, 0), [1.0; 4]);
         let box_cost = rows(offsets, &found).huber_loss(&target, 1.0 / 9.0) * 9.0 * is_found.expand_dims(2);
@@ -218,8 +218,8 @@ impl Detector {
         let object = matches.object.take_along_axis(&found, 1);
         let class = objects.classes.take_along_axis(&object, 1);
         // Where too few objects were found, the class may be that of none.
-        let class = class.maximum(&(&class * 0.0));
-        let label = t.graph().concat(&[&class + 1.0, &missed * 0.0], 1).merge_dims(0, 2);
+        let class = class.maximum(0.0);
+        let label = t.graph().concat(&[&class + 1.0, missed.zeros_like()], 1).merge_dims(0, 2);
         let weight = t.graph().concat(&[&is_found, &is_missed], 1).merge_dims(0, 2);
         let [scores, offsets] = self.classify(t, features, &boxes);
         let class_cost =

@@ -22,9 +22,8 @@ impl Losses {
         let d_loss = ((on_real + on_fake) * 0.5).named("d_loss");
         let g_loss = (-fake).softplus().mean().named("g_loss");
         let share = |right: Tensor, name: &str| right.cast(DType::F32).mean().named(name);
-        let undecided = t.graph().constant(HostTensor::scalar(0.0f32));
-        let accuracy_real = share(real.greater(&undecided), "accuracy_real");
-        let accuracy_fake = share(fake.less(&undecided), "accuracy_fake");
+        let accuracy_real = share(real.greater(0.0), "accuracy_real");
+        let accuracy_fake = share(fake.less(0.0), "accuracy_fake");
         t.moving_summary(&[&d_loss, &g_loss, &accuracy_real, &accuracy_fake]);
         Losses { d_loss, g_loss }
     }

@@ -29,7 +29,7 @@ impl Vit {
         let tokens = project.apply(t, "patch_embed/proj", images).merge_dims(1, 2);
         // A token with the same value in every example, for the class.
         let class = t.variable(VariableSpec::new("cls_token", [1, 1, features]).init(normal.clone()));
-        let class = tokens.slice_axis(1, 0, Some(1)) * 0.0 + class.value();
+        let class = tokens.slice_axis(1, 0, Some(1)).zeros_like() + class.value();
         let position = VariableSpec::new("pos_embed", [1, patches + 1, features]).init(normal);
         let mut x = t.graph().concat(&[class, tokens], 1) + t.variable(position).value();
         for i in 0..self.blocks {

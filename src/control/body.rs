@@ -1,5 +1,5 @@
-//! The body of a loop: a frozen graph without variables, whose operations are lowered or evaluated
-//! once for every step.
+//! The body of a loop, or a branch: a frozen graph without variables. The operations of a loop's body are
+//! lowered or evaluated once for every step.
 
 use crate::graph::{Frozen, Graph, NodeId, NodeKind, OpDef, Spec, Tensor, TensorId};
 use crate::kir::{LowerCx, Origin, View};
@@ -15,7 +15,7 @@ pub(super) type Concrete = HashMap<TensorId, (DType, Vec<usize>)>;
 /// An operation of a step, with the types and sizes of its outputs.
 type Step<'a> = (NodeId, &'a Arc<dyn OpDef>, Vec<(DType, Vec<usize>)>);
 
-/// The body of a loop.
+/// The body of a loop, or a branch.
 #[derive(Debug)]
 pub(super) struct Body {
     graph: Frozen,
@@ -47,10 +47,12 @@ impl Body {
     /// Freezes the graph of a body. The inputs from `captured` on are the same in every step.
     pub(super) fn new(graph: Graph, inputs: &[Tensor], captured: usize, outputs: &[Tensor]) -> Result<Body> {
         graph.first_error()?;
-        let id = |t: &Tensor| match t.id() {
+        let id = |t: &Tensor| {
+            match t.id() {
             Some(id) if t.graph().uid() == graph.uid() => Ok(id),
-            _ => Err(Error::new(ErrorKind::Graph, format!("{t:?} is not part of the loop's body"))
-                .note("pass tensors from outside with `captured`, and use the ones the body is called with")),
+            _ => Err(Error::new(ErrorKind::Graph, format!("{t:?} is not part of the body"))
+                .note("pass tensors from outside with `captured`, to a branch as `inputs`, and use the ones the body is called with")),
+        }
         };
         let inputs = inputs.iter().map(id).collect::<Result<Vec<TensorId>>>()?;
         let outputs = outputs.iter().map(id).collect::<Result<Vec<TensorId>>>()?;
@@ -62,8 +64,8 @@ impl Body {
             let fail = |why: String| Error::new(ErrorKind::Graph, why).within(&node.name).at(node.site);
             match &node.kind {
                 NodeKind::Op(op) if !op.traits().mergeable || op.collective().is_some() => {
-                    return Err(fail(format!("{} cannot be part of a loop's body", op.name())).note(
-                        "random numbers, prints and sums over towers belong outside: pass their results to the loop",
+                    return Err(fail(format!("{} cannot be part of a loop's body or a branch", op.name())).note(
+                        "random numbers, prints and sums over towers belong outside: pass their results in",
                     ));
                 }
                 NodeKind::Op(op) if values.insert(id) => {
@@ -73,8 +75,10 @@ impl Body {
                 NodeKind::Op(_) => {}
                 NodeKind::Placeholder if inputs.iter().any(|t| t.node == id) => {}
                 _ => {
-                    return Err(fail("a loop's body reads neither variables nor inputs of the model".into())
-                        .note("read them outside, and pass them with `captured`"));
+                    return Err(fail(
+                        "a loop's body or a branch reads neither variables nor inputs of the model".into(),
+                    )
+                    .note("read them outside, and pass them with `captured`, to a branch as `inputs`"));
                 }
             }
         }

@@ -9,9 +9,9 @@ use tensorpack_tensor::{DType, Error, HostTensor};
 ///
 /// `condition` returns a boolean scalar, `body` the next state; both get the state and the `captured`
 /// tensors. All `max_steps` steps are computed, whatever the condition says: a step after the end
-/// selects the old state. So the cost is that of `max_steps` steps, the loop can be differentiated,
-/// and it runs on every engine. As with any selection, a step after the end must not compute
-/// infinities where the result is differentiated.
+/// selects the old state, and has no effect on gradients, not even where its derivatives are infinite or
+/// NaN. So the cost is that of `max_steps` steps, the loop can be differentiated, and it runs on every
+/// engine.
 ///
 /// ```
 /// use tensorpack::control::while_loop;
@@ -20,8 +20,7 @@ use tensorpack_tensor::{DType, Error, HostTensor};
 /// # fn main() -> Result<()> {
 /// let graph = Graph::new();
 /// let x = graph.placeholder(&TensorSpec::f32("x", []));
-/// let one = graph.constant(HostTensor::new([], vec![1.0f32])?);
-/// let halved = while_loop(&[&x], &[&one], 20, |s, one| s[0].greater(&one[0]), |s, _| vec![&s[0] * 0.5]);
+/// let halved = while_loop(&[&x], &[], 20, |s, _| s[0].greater(1.0), |s, _| vec![&s[0] * 0.5]);
 /// let session = Session::new(graph.freeze()?)?;
 /// let found = session.run(&[&halved[0]], &[("x", &HostTensor::new([], vec![10.0f32])?)])?;
 /// assert_eq!(found[0].as_slice::<f32>()?, [0.625]);
@@ -50,7 +49,8 @@ pub fn while_loop(
             holds.fail("while_loop", Error::shape(why));
         }
         let going = going.logical_and(&holds);
-        let mut next = body(state, captured);
+        let gated = |x: &[Tensor]| x.iter().map(|x| x.with_gradient_if(&going)).collect::<Vec<Tensor>>();
+        let mut next = body(&gated(state), &gated(captured));
         if next.len() != state.len() {
             let why =
                 format!("the body returned {} tensors, but the loop began with {}", next.len(), state.len());

@@ -105,11 +105,11 @@ impl Tensor {
         let classes = (shifted.pad(&[0, 1], &[0, 1], &[0, 1]) + &blank).reverse(&[1]);
         let state = classes.iota_like(1, DType::I64).reverse(&[1]);
         let two_before = classes.pad(&[0, 0], &[0, 2], &[0, 0]).slice_axis(1, 2, None);
-        let has_one_before = state.greater(&state.zero());
+        let has_one_before = state.greater(0.0);
         let may_skip = classes
             .not_equal(&blank)
             .logical_and(&classes.not_equal(&two_before))
-            .logical_and(&state.greater(&state.one()));
+            .logical_and(&state.greater(1.0));
 
         // The logarithms of the probabilities of the states' classes, [time, batch, states].
         let every_step = classes.expand_dims(1);
@@ -119,7 +119,7 @@ impl Tensor {
         let is_step = step.less(&input_lengths.expand_dims(1)).transpose(&[1, 0, 2]);
 
         // Before the first step only the first state is possible.
-        let start = state.equal(&state.zero()).select(&log_probs.zero(), &impossible);
+        let start = state.equal(0.0).select(&log_probs.zero(), &impossible);
         let scan = Scan::new(&[&start]).over(&[&emitted, &is_step]);
         let (last, _) = scan.captured(&[&has_one_before, &may_skip]).run(|forward, x, allowed| {
             let same = &forward[0];
@@ -140,14 +140,14 @@ impl Tensor {
         let end = &label_lengths * 2.0;
         let ends = state.equal(&end).logical_or(&state.equal(&(&end - 1.0)));
         let total = ends.select(&last[0], &impossible).log_sum_exp_axes(&[1]);
-        let possible = total.greater(&total.constant_like(IMPOSSIBLE / 2.0));
+        let possible = total.greater(IMPOSSIBLE / 2.0);
         let otherwise = if options.zero_infinity { 0.0 } else { f64::INFINITY };
         let loss = possible.select(&(-&total), &total.constant_like(otherwise));
         // Such as lengths in the wrong order: they must not look like a perfect prediction.
         let within = |lengths: &Tensor, positions: &Tensor| {
-            let most = (positions * 0.0 + 1.0).sum_axes(&[1]);
+            let most = positions.ones_like().sum_axes(&[1]);
             let lengths = lengths.squeeze(1);
-            lengths.greater_equal(&lengths.zero()).logical_and(&lengths.less_equal(&most))
+            lengths.greater_equal(0.0).logical_and(&lengths.less_equal(&most))
         };
         let valid = within(&input_lengths, &step.squeeze(2))
             .logical_and(&within(&label_lengths, &labels.iota_like(1, DType::I64)));

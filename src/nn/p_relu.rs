@@ -36,7 +36,7 @@ impl PRelu {
                 return x.clone();
             }
             let spec = VariableSpec::new("alpha", []).init(Init::Constant(self.init));
-            x.greater(&x.zero()).select(x, &(x * parameter(t, spec, x)))
+            x.greater(0.0).select(x, &(x * parameter(t, spec, x)))
         })
     }
 }

@@ -93,7 +93,7 @@ fn tensor(dtype: DType, sizes: &[usize], values: &[i64]) -> HostTensor {
 
 /// Replaces zeros with ones.
 fn without_zeros(x: &Tensor) -> Tensor {
-    x.equal(&x.zero()).select(&x.one(), x)
+    x.equal(0.0).select(&x.one(), x)
 }
 
 pub(super) type Pair = (&'static str, fn(&Tensor, &Tensor) -> Tensor, fn(i64, i64) -> i64);
@@ -105,14 +105,14 @@ pub(super) const PAIRS: [Pair; 12] = [
     ("Mul", |a, b| a * b, i64::wrapping_mul),
     // Division by zero is an error; `tests/numerics` tests it.
     ("Div", |a, b| a / without_zeros(b), |a, b| if b == 0 { a } else { a.wrapping_div(b) }),
-    ("Maximum", Tensor::maximum, |a, b| a.max(b)),
-    ("Minimum", Tensor::minimum, |a, b| a.min(b)),
-    ("Equal", Tensor::equal, |a, b| i64::from(a == b)),
-    ("NotEqual", Tensor::not_equal, |a, b| i64::from(a != b)),
-    ("Less", Tensor::less, |a, b| i64::from(a < b)),
-    ("LessEqual", Tensor::less_equal, |a, b| i64::from(a <= b)),
-    ("Greater", Tensor::greater, |a, b| i64::from(a > b)),
-    ("GreaterEqual", Tensor::greater_equal, |a, b| i64::from(a >= b)),
+    ("Maximum", |a, b| a.maximum(b), |a, b| a.max(b)),
+    ("Minimum", |a, b| a.minimum(b), |a, b| a.min(b)),
+    ("Equal", |a, b| a.equal(b), |a, b| i64::from(a == b)),
+    ("NotEqual", |a, b| a.not_equal(b), |a, b| i64::from(a != b)),
+    ("Less", |a, b| a.less(b), |a, b| i64::from(a < b)),
+    ("LessEqual", |a, b| a.less_equal(b), |a, b| i64::from(a <= b)),
+    ("Greater", |a, b| a.greater(b), |a, b| i64::from(a > b)),
+    ("GreaterEqual", |a, b| a.greater_equal(b), |a, b| i64::from(a >= b)),
 ];
 
 pub(super) const SINGLES: [Single; 5] = [

@@ -54,7 +54,7 @@ fn iota() {
 #[test]
 fn any_and_all() {
     let x = [0., 0., 0., 1., 1., 1.];
-    let positive = |x: &Tensor| x.greater(&x.zero());
+    let positive = |x: &Tensor| x.greater(0.0);
     assert_eq!(run(&[3, 2], &x, |x| positive(x).any_axes(&[1])), [0., 1., 1.]);
     assert_eq!(run(&[3, 2], &x, |x| positive(x).all_axes(&[1])), [0., 0., 1.]);
     assert_eq!(run(&[3, 2], &x, |x| positive(x).any_axes(&[])), [1.]);

@@ -32,16 +32,14 @@ impl Tensor {
     /// `x` where positive, else `slope * x`. The gradient at 0 is `slope`.
     #[track_caller]
     pub fn leaky_relu(&self, slope: f64) -> Tensor {
-        composed(self, "LeakyRelu", Location::caller(), || {
-            self.greater(&self.zero()).select(self, &(self * slope))
-        })
+        composed(self, "LeakyRelu", Location::caller(), || self.greater(0.0).select(self, &(self * slope)))
     }
 
     /// `x` where positive, else `exp(x) - 1` (Clevert et al., 2015). The gradient at 0 is 1.
     #[track_caller]
     pub fn elu(&self) -> Tensor {
         composed(self, "Elu", Location::caller(), || {
-            let positive = self.greater(&self.zero());
+            let positive = self.greater(0.0);
             // Select before the exponential: an overflow in the branch that is not taken would give
             // a gradient of zero times infinity.
             let below = positive.select(&self.zero(), self).expm1();
@@ -64,7 +62,7 @@ impl Tensor {
         composed(self, "Softplus", Location::caller(), || {
             // Both branches are smooth and all their derivatives agree at 0, so every derivative is
             // correct there. Those of max(x, 0) and |x| are not.
-            let positive = self.greater(&self.zero());
+            let positive = self.greater(0.0);
             let tail = positive.select(&-self, self).exp().log1p();
             positive.select(self, &self.zero()) + tail
         })

@@ -12,7 +12,7 @@ impl Tensor {
     pub fn any_axes(&self, axes: &[isize]) -> Tensor {
         self.bool_reduction("Any", Location::caller(), || {
             let trues = self.cast(DType::I64).sum_axes(axes);
-            trues.greater(&trues.zero())
+            trues.greater(0.0)
         })
     }
 

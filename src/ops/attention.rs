@@ -734,7 +734,7 @@ impl<'a> SecondOrder<'a> {
         if let Some(i) = at.bias {
             scores = scores + self.cx.input(i).cast(self.dtype);
         }
-        let mut visible = scores.not_equal(&scores.constant_like(f64::NEG_INFINITY));
+        let mut visible = scores.not_equal(f64::NEG_INFINITY);
         if let Some(i) = at.mask {
             visible = visible.logical_and(&self.cx.input(i).expand_dims(1).expand_dims(1));
         }
@@ -749,7 +749,7 @@ impl<'a> SecondOrder<'a> {
         let powers = visible.select(&powers, &powers.zero());
         let sum = powers.sum_keep(&[-1]);
         // All keys are masked.
-        let none = sum.equal(&sum.zero());
+        let none = sum.equal(0.0);
         powers / none.select(&sum.one(), &sum)
     }
 }

@@ -88,7 +88,7 @@ impl OpDef for Binary {
             Min => share(a_seen.less(&b_seen)),
             _ => {
                 // b a^(b - 1) is 0 for b = 0, at a = 0 as well, where a^-1 is infinite.
-                let less = b.equal(&b.zero()).select(&b.zero(), &(b - 1.0));
+                let less = b.equal(0.0).select(&b.zero(), &(b - 1.0));
                 dy * b * a.pow(&less)
             }
         };
@@ -101,7 +101,7 @@ impl OpDef for Binary {
             _ => {
                 // a^b * ln(a) tends to 0 as a does; for a negative base the derivative with respect
                 // to b does not exist.
-                let positive = a.greater(&a.zero());
+                let positive = a.greater(0.0);
                 let log = positive.select(a, &a.one()).log();
                 dy * positive.select(&(y * log), &y.zero())
             }
@@ -233,11 +233,32 @@ impl Tensor {
     }
 }
 
+/// The other operand of a comparison, [`Tensor::maximum`] and the like: a tensor, or a number, which
+/// gets the element type of the first one.
+pub trait Operand {
+    /// Returns the operand as a tensor in the graph and of the element type of `like`.
+    #[doc(hidden)]
+    fn operand(self, like: &Tensor) -> Tensor;
+}
+
+impl Operand for &Tensor {
+    fn operand(self, _: &Tensor) -> Tensor {
+        self.clone()
+    }
+}
+
+impl Operand for f64 {
+    #[track_caller]
+    fn operand(self, like: &Tensor) -> Tensor {
+        like.constant_like(self)
+    }
+}
+
 macro_rules! methods {
     ($($(#[$doc:meta])* $method:ident => $op:ident),* $(,)?) => {
         impl Tensor {
-            $($(#[$doc])* #[track_caller] pub fn $method(&self, other: &Tensor) -> Tensor {
-                Tensor::apply_one(Binary(kir::Binary::$op), &[self, other])
+            $($(#[$doc])* #[track_caller] pub fn $method(&self, other: impl Operand) -> Tensor {
+                Tensor::apply_one(Binary(kir::Binary::$op), &[self, &other.operand(self)])
             })*
         }
     };
@@ -262,10 +283,20 @@ methods! {
     greater => Gt,
     /// Whether this is greater than or equal to the other.
     greater_equal => Ge,
+}
+
+impl Tensor {
     /// Logical and.
-    logical_and => And,
+    #[track_caller]
+    pub fn logical_and(&self, other: &Tensor) -> Tensor {
+        Tensor::apply_one(Binary(kir::Binary::And), &[self, other])
+    }
+
     /// Logical or.
-    logical_or => Or,
+    #[track_caller]
+    pub fn logical_or(&self, other: &Tensor) -> Tensor {
+        Tensor::apply_one(Binary(kir::Binary::Or), &[self, other])
+    }
 }
 
 macro_rules! operators {
@@ -339,15 +370,15 @@ mod tests {
         binary("Sub", Twice, [Any, Any], |a, b| a - b),
         binary("Mul", Twice, [Any, Any], |a, b| a * b),
         binary("Div", Twice, [Any, AwayFromZero], |a, b| a / b),
-        binary("Pow", Twice, [Positive, Any], Tensor::pow),
-        binary("Maximum", Twice, [Apart, Apart], Tensor::maximum),
-        binary("Minimum", Twice, [Apart, Apart], Tensor::minimum),
-        binary("Equal", COMPARISON, [Halves, Halves], Tensor::equal),
-        binary("NotEqual", COMPARISON, [Halves, Halves], Tensor::not_equal),
-        binary("Less", COMPARISON, [Halves, Halves], Tensor::less),
-        binary("LessEqual", COMPARISON, [Halves, Halves], Tensor::less_equal),
-        binary("Greater", COMPARISON, [Halves, Halves], Tensor::greater),
-        binary("GreaterEqual", COMPARISON, [Halves, Halves], Tensor::greater_equal),
+        binary("Pow", Twice, [Positive, Any], |a, b| a.pow(b)),
+        binary("Maximum", Twice, [Apart, Apart], |a, b| a.maximum(b)),
+        binary("Minimum", Twice, [Apart, Apart], |a, b| a.minimum(b)),
+        binary("Equal", COMPARISON, [Halves, Halves], |a, b| a.equal(b)),
+        binary("NotEqual", COMPARISON, [Halves, Halves], |a, b| a.not_equal(b)),
+        binary("Less", COMPARISON, [Halves, Halves], |a, b| a.less(b)),
+        binary("LessEqual", COMPARISON, [Halves, Halves], |a, b| a.less_equal(b)),
+        binary("Greater", COMPARISON, [Halves, Halves], |a, b| a.greater(b)),
+        binary("GreaterEqual", COMPARISON, [Halves, Halves], |a, b| a.greater_equal(b)),
         logical("And", Tensor::logical_and),
         logical("Or", Tensor::logical_or),
         // A chain with a repeated input, to test fusion and accumulated gradients.

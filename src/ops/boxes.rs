@@ -40,7 +40,7 @@ impl Tensor {
             let area = |c: &Columns| (&c.0[2] - &c.0[0]) * (&c.0[3] - &c.0[1]);
             let intersection = width * height;
             let union = area(&a) + area(&b) - &intersection;
-            let is_positive = union.greater(&union.zero());
+            let is_positive = union.greater(0.0);
             // The inner selection keeps the gradient finite where the union is empty.
             let iou = intersection / is_positive.select(&union, &union.one());
             is_positive.select(&iou, &iou.zero()).squeeze(-1)
@@ -86,7 +86,7 @@ impl Tensor {
             let [anchor_width, anchor_height, anchor_x, anchor_y] = Columns::new(anchors).sizes_and_centers();
             let scale = |i: usize| {
                 let log_scale = &offsets[i] * (1.0 / weights[i]);
-                log_scale.minimum(&log_scale.constant_like(MAX_LOG_SCALE)).exp()
+                log_scale.minimum(MAX_LOG_SCALE).exp()
             };
             let x = &offsets[0] * (1.0 / weights[0]) * &anchor_width + anchor_x;
             let y = &offsets[1] * (1.0 / weights[1]) * &anchor_height + anchor_y;

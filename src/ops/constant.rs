@@ -101,6 +101,27 @@ impl Graph {
 }
 
 impl Tensor {
+    /// Returns a tensor of this one's shape and element type whose elements are all `value`. A value that
+    /// an integer type cannot hold exactly is an error.
+    ///
+    /// Operators and comparisons take plain numbers instead: `x + 1.0`, `x.greater(0.0)`.
+    #[track_caller]
+    pub fn full_like(&self, value: f64) -> Tensor {
+        self.constant_like(value).broadcast_like(self)
+    }
+
+    /// Returns a tensor of this one's shape and element type whose elements are all 0.
+    #[track_caller]
+    pub fn zeros_like(&self) -> Tensor {
+        self.full_like(0.0)
+    }
+
+    /// Returns a tensor of this one's shape and element type whose elements are all 1.
+    #[track_caller]
+    pub fn ones_like(&self) -> Tensor {
+        self.full_like(1.0)
+    }
+
     /// Returns a scalar constant of this tensor's element type. A value that an integer type cannot
     /// hold exactly is an error.
     #[track_caller]
@@ -112,6 +133,7 @@ impl Tensor {
         let fits = match dtype {
             DType::I32 => f64::from(value as i32) == value,
             DType::U8 => f64::from(value as u8) == value,
+            DType::Bool => value == 0.0 || value == 1.0,
             DType::I64 => value.trunc() == value && (-limit..limit).contains(&value),
             _ => true,
         };
@@ -150,5 +172,13 @@ mod tests {
         .empty("constant(empty)", "[1]", "empty [0, 3]", |x| x[0]
             .graph()
             .constant(HostTensor::zeros(DType::F32, [0, 3]).unwrap())),
+        case("FullLike", Twice, |draw| {
+            let rank = draw.below(4);
+            let sizes = draw.sizes(rank);
+            Trial::new(vec![Input::floats(draw, sizes, Any)], |x| {
+                let x = &x[0];
+                vec![x.zeros_like(), x.ones_like().sum_axes(&[]) * x, (x.full_like(-2.5) * x).sin()]
+            })
+        }),
     ];
 }

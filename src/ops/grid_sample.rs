@@ -59,7 +59,7 @@ impl Tensor {
                 let extent = if options.align_corners { &last } else { size };
                 let position = (from_center * extent + &last) * 0.5;
                 match options.border_padding {
-                    true => position.maximum(&position.zero()).minimum(&last),
+                    true => position.maximum(0.0).minimum(&last),
                     false => position,
                 }
             };

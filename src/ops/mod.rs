@@ -22,6 +22,7 @@ mod depthwise_conv2d;
 mod einsum;
 mod fan_out;
 mod gather;
+mod gradient_gate;
 mod grid_sample;
 mod int8;
 mod iota;
@@ -61,6 +62,7 @@ mod window;
 mod with_gradient;
 
 pub use attention::AttentionOptions;
+pub use binary::Operand;
 pub use conv1d::Conv1dOptions;
 pub use conv2d::Conv2dOptions;
 pub use conv3d::Conv3dOptions;

@@ -150,7 +150,7 @@ impl Tensor {
             let variance = self.variance_axes(axes);
             // The derivative of the square root at 0 is infinite. The inner `select` keeps the
             // gradient of the branch that is not taken finite.
-            let none = variance.equal(&variance.zero());
+            let none = variance.equal(0.0);
             none.select(&variance.zero(), &none.select(&variance.one(), &variance).sqrt())
         })
     }

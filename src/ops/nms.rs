@@ -151,11 +151,10 @@ impl Tensor {
             let boxes = self.graph().stack(&columns, -1);
             let valid = {
                 let scores = sorted(&scores);
-                scores.greater(&scores.constant_like(score_threshold))
+                scores.greater(score_threshold)
             };
             let iou = boxes.box_iou(&boxes);
-            let mut suppresses =
-                iou.greater(&iou.constant_like(iou_threshold)).logical_and(&valid.expand_dims(-1));
+            let mut suppresses = iou.greater(iou_threshold).logical_and(&valid.expand_dims(-1));
             if let Some(classes) = classes {
                 let classes = sorted(&classes.cast(DType::I64));
                 suppresses = suppresses.logical_and(&classes.expand_dims(-1).equal(&classes.expand_dims(-2)));
@@ -175,7 +174,7 @@ impl Tensor {
             };
             let (keys, places) = padded(&key).top_k(max_outputs);
             let indices = padded(&order).take_along_axis(&places, -1);
-            keys.greater(&keys.zero()).select(&indices, &indices.constant_like(-1.0))
+            keys.greater(0.0).select(&indices, &indices.constant_like(-1.0))
         })
     }
 }

@@ -210,7 +210,7 @@ impl Random {
                     }
                     Distribution::Bernoulli(p) => {
                         let u = uniform();
-                        u.less(&u.constant_like(p))
+                        u.less(p)
                     }
                 };
                 if numbers.dtype() == self.dtype { numbers } else { numbers.cast(self.dtype) }
@@ -298,7 +298,7 @@ impl Tensor {
         }
         composed(self, "Dropout", Location::caller(), || {
             let drawn = self.random_uniform_like(drawn_in(self.dtype()));
-            let kept = drawn.greater_equal(&drawn.constant_like(rate));
+            let kept = drawn.greater_equal(rate);
             kept.select(&(self * (1.0 / (1.0 - rate))), &self.zero())
         })
     }

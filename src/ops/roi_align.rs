@@ -61,7 +61,7 @@ impl Tensor {
                 let inside =
                     position.greater_equal(&(-position.one())).logical_and(&position.less_equal(extent));
                 let last = extent - 1.0;
-                (position.maximum(&position.zero()).minimum(&last), inside.cast(self.dtype()))
+                (position.maximum(0.0).minimum(&last), inside.cast(self.dtype()))
             };
             let ((y, y_inside), (x, x_inside)) = (position(0), position(1));
             let sampled = samples.at(index, &y.expand_dims(2), &x.expand_dims(1));

@@ -178,7 +178,7 @@ impl Tensor {
         let sum = (self - &top).exp().sum_keep(axes);
         // If the sum is 0 the derivative of the logarithm is infinite; the inner `select` gives
         // gradient 0.
-        let none = sum.equal(&sum.zero());
+        let none = sum.equal(0.0);
         let log = none.select(&sum.one(), &sum).log();
         none.select(&sum.constant_like(f64::NEG_INFINITY), &(log + &top))
     }

@@ -83,7 +83,7 @@ impl OpDef for Unary {
             Cos => -(dy * x.sin()),
             // The result is positive exactly where the input is, and is usually kept for the next
             // operation anyway.
-            Relu => y.greater(&y.zero()).select(dy, &dy.zero()),
+            Relu => y.greater(0.0).select(dy, &dy.zero()),
             Sign | Floor | Round => return Ok(vec![None]),
             Not | IsFinite => {
                 return Err(Error::new(ErrorKind::Gradient, "a boolean result has no gradient"));

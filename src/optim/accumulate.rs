@@ -38,7 +38,7 @@ impl Optimizer for Accumulate {
         let sums: Vec<_> = gradients.iter().map(|g| g.slot("accumulated")).collect();
 
         // The first gradient after an update replaces the old sum, so no step has to clear it.
-        let first = count.value().equal(&count.zero());
+        let first = count.value().equal(0.0);
         let mut updates = vec![count.update(|n| n + 1.0)];
         let add = |(sum, g): (&Variable, &Gradient)| sum.update(|s| first.select(&g.value, &(s + &g.value)));
         updates.extend(sums.iter().zip(gradients).map(add));
@@ -47,10 +47,10 @@ impl Optimizer for Accumulate {
         // so current values include its gradients. A flush does not run them and sees the old
         // values. Both therefore share the same update operations.
         let (before, counted) = (count.value(), count.current());
-        let full = counted.greater_equal(&counted.constant_like(self.steps as f64));
-        let flushed = counted.equal(before).logical_and(&counted.greater(&counted.zero()));
+        let full = counted.greater_equal(self.steps as f64);
+        let flushed = counted.equal(before).logical_and(&counted.greater(0.0));
         let due = full.logical_or(&flushed);
-        let scale = counted.maximum(&counted.one()).cast(DType::F64).reciprocal();
+        let scale = counted.maximum(1.0).cast(DType::F64).reciprocal();
         let mean =
             |(sum, g): (&Variable, &Gradient)| g.clone().with_value(sum.current() * scale.cast(sum.dtype()));
         let means: Vec<Gradient> = sums.iter().zip(gradients).map(mean).collect();

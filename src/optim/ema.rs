@@ -70,7 +70,7 @@ impl Optimizer for Ema {
         let spec = VariableSpec::new("ema_decay_power", []).dtype(DType::F64).init(Init::ones());
         let power = state(graph, spec.non_trainable());
         updates.push(power.update(|p| p * self.decay));
-        let first = power.value().equal(&power.one());
+        let first = power.value().equal(1.0);
         for Gradient { variable, .. } in gradients {
             let average = create_average(graph, "Ema", variable);
             let (w, dtype) = (variable.current(), variable.dtype());

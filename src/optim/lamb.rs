@@ -71,7 +71,7 @@ impl Optimizer for Lamb {
 fn trust_ratio(w: &Tensor, step: &Tensor) -> Tensor {
     let norm = |t: &Tensor| t.square().sum().sqrt();
     let (w, step) = (norm(w), norm(step));
-    let moves = step.greater(&step.zero());
+    let moves = step.greater(0.0);
     let ratio = &w / moves.select(&step, &step.one());
-    w.greater(&w.zero()).logical_and(&moves).select(&ratio, &ratio.one())
+    w.greater(0.0).logical_and(&moves).select(&ratio, &ratio.one())
 }

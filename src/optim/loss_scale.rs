@@ -57,9 +57,9 @@ impl LossScaler {
         let LossScale { growth_steps, largest, .. } = self.settings;
         let counted = self.good_steps.update(|n| n + 1.0);
         let n = self.good_steps.current();
-        let grows = n.greater_equal(&n.constant_like(growth_steps as f64));
+        let grows = n.greater_equal(growth_steps as f64);
         let scale = self.scale.update(|s| {
-            let doubled = (s * 2.0).minimum(&s.constant_like(largest));
+            let doubled = (s * 2.0).minimum(largest);
             grows.select(&doubled, s)
         });
         let restart = self.good_steps.update(|n| grows.select(&n.zero(), n));

@@ -158,14 +158,14 @@ impl Schedule {
                 let fall = steps as f64 - 1.0 - turn;
                 // Below 1, only step 0 may rise, and its progress is 0.
                 let rising = cosine(&step / turn.max(1.0), highest / 25.0, highest);
-                let falling = ((&step - turn) / fall).minimum(&step.one());
+                let falling = ((&step - turn) / fall).minimum(1.0);
                 let falling = cosine(falling, highest, highest / 250_000.0);
                 step.less_equal(&number(turn)).select(&rising, &falling)
             }
         };
         match self.warm_up {
             0 => value,
-            steps => value * ((&step + 1.0) / steps as f64).minimum(&step.one()),
+            steps => value * ((&step + 1.0) / steps as f64).minimum(1.0),
         }
     }
 

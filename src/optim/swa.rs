@@ -54,10 +54,10 @@ impl Optimizer for Swa {
         updates.push(step.update(|step| step + 1.0));
         let passed = step.value() - self.start as f64;
         let values = (&passed / self.every as f64).floor();
-        let is_before = passed.less(&passed.zero());
+        let is_before = passed.less(0.0);
         let is_due = passed.equal(&(&values * self.every as f64));
         // Of this value in the mean. Before the start it is not used, but must be finite.
-        let share = (values + 1.0).maximum(&passed.one()).reciprocal();
+        let share = (values + 1.0).maximum(1.0).reciprocal();
         for Gradient { variable, .. } in gradients {
             let average = create_average(graph, "Swa", variable);
             let (w, share) = (variable.current(), share.cast(variable.dtype()));

@@ -506,7 +506,7 @@ impl TowerContext {
             if self.graph.find_tensor(&scalar("rms")).is_some() {
                 continue;
             }
-            let zeros = x.equal(&(*x * 0.0)).cast(DType::F32).mean();
+            let zeros = x.equal(0.0).cast(DType::F32).mean();
             let rms = x.cast(x.dtype().widened()).square().mean().sqrt();
             self.graph.at_root(|| {
                 self.summary(&[&zeros.named(&scalar("sparsity")), &rms.named(&scalar("rms")), x]);

@@ -133,6 +133,6 @@ fn weighted(t: &TowerContext, inputs: &[Tensor], cost: &Tensor) -> Result<Tensor
         // A ratio to nothing counts the examples, and none are not an error.
         let own = examples.count_per(&examples.slice_axis(0, 0, Some(0)));
         let all = t.all_reduce_sum("examples", &own);
-        cost * (own * t.total() as f64 / all.maximum(&all.one()))
+        cost * (own * t.total() as f64 / all.maximum(1.0))
     }))
 }

@@ -2,7 +2,7 @@
 
 use super::{assert_error, engines, session};
 use tensorpack::graph::{Graph, Tensor, TensorSpec};
-use tensorpack::runtime::Device;
+use tensorpack::runtime::{Device, Session};
 use tensorpack::{DType, ErrorKind, HostTensor, Result};
 
 /// Runs `build` on one input.
@@ -95,6 +95,9 @@ fn fractions_of_integers_are_rejected_at_the_users_line() {
         |x: &Tensor| x * f64::NAN,
         |x: &Tensor| x + 3e9,
         |x: &Tensor| x.clip(0.5, 2.0),
+        |x: &Tensor| x.greater(0.5),
+        |x: &Tensor| x.maximum(f64::INFINITY),
+        |x: &Tensor| x.full_like(-0.5),
         |x: &Tensor| x.leaky_relu(0.1),
         |x: &Tensor| x.mean(),
         |x: &Tensor| x.mean_axes(&[0]),
@@ -103,9 +106,45 @@ fn fractions_of_integers_are_rejected_at_the_users_line() {
         assert_error(build(op), ErrorKind::DType, &["i32", "cast to f32 first"]);
     }
     // Exact operations are allowed.
-    for op in
-        [|x: &Tensor| x * 2.0, |x: &Tensor| 1.0 + x, |x: &Tensor| x - 7.0, |x: &Tensor| x.clip(-3.0, 9.0)]
-    {
+    for op in [
+        |x: &Tensor| x * 2.0,
+        |x: &Tensor| 1.0 + x,
+        |x: &Tensor| x - 7.0,
+        |x: &Tensor| x.clip(-3.0, 9.0),
+        |x: &Tensor| x.less_equal(-3.0),
+        |x: &Tensor| x.ones_like(),
+    ] {
         build(op).unwrap();
     }
+}
+
+#[test]
+fn tensors_are_compared_with_numbers() {
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::i32("x", [None]));
+    let found = [x.greater(1.0), x.less(1.0), x.equal(1.0), x.not_equal(1.0)];
+    let [low, high] = [x.minimum(1.0), x.maximum(1.0)];
+    let [zeros, fives] = [x.zeros_like(), x.full_like(5.0)];
+    let not = found[0].equal(0.0);
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    for values in [vec![0i32, 1, 2], vec![-7], vec![]] {
+        let x = HostTensor::new([values.len()], values.clone()).unwrap();
+        let bools =
+            |of: fn(i32) -> bool| HostTensor::new([values.len()], values.iter().map(|&x| of(x)).collect());
+        let ints =
+            |of: fn(i32) -> i32| HostTensor::new([values.len()], values.iter().map(|&x| of(x)).collect());
+        let [a, b, c, d] = &found;
+        let run = session.run(&[a, b, c, d, &not, &low, &high, &zeros, &fives], &[("x", &x)]).unwrap();
+        let expected =
+            [bools(|x| x > 1), bools(|x| x < 1), bools(|x| x == 1), bools(|x| x != 1), bools(|x| x <= 1)];
+        assert_eq!(run[..5], expected.map(Result::unwrap));
+        assert_eq!(
+            run[5..],
+            [ints(|x| x.min(1)), ints(|x| x.max(1)), ints(|_| 0), ints(|_| 5)].map(Result::unwrap)
+        );
+    }
+    let graph = Graph::new();
+    let mask = graph.placeholder(&TensorSpec::new("mask", DType::Bool, [None]));
+    let _ = mask.equal(2.0);
+    assert_error(graph.freeze().map(|_| ()), ErrorKind::DType, &["2", "bool"]);
 }

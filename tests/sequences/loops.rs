@@ -120,3 +120,30 @@ fn a_body_of_while_loop_returns_as_much_state_as_it_gets() {
         assert!(e.message().contains("began with 2"), "{e}");
     }
 }
+
+/// A step after the end computes the root of a negative number, whose value and derivative are NaN.
+#[test]
+fn steps_after_the_end_have_no_effect_on_gradients() {
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::f32("x", []));
+    let one = graph.constant(HostTensor::scalar(1.0f32));
+    let body = |s: &[Tensor], one: &[Tensor]| vec![(&s[0] - &one[0]).sqrt()];
+    let last = while_loop(&[&x], &[&one], 4, |s, one| s[0].greater(&one[0]), body).remove(0);
+    let slopes = gradients(&last, &[&x, &one]).unwrap();
+    let [dx, done] = [0, 1].map(|i| slopes[i].clone().unwrap());
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let found = session.run(&[&last, &dx, &done], &[("x", &HostTensor::scalar(10.0f32))]).unwrap();
+    let values: Vec<f64> = found.iter().map(|t| t.to_scalar().unwrap()).collect();
+    // 10, 3, the root of 2, the root of 0.414.
+    let chain = |x: f64, (d_x, d_one): (f64, f64)| {
+        let root = (x - 1.0).sqrt();
+        (root, (0.5 / root * d_x, 0.5 / root * (d_one - 1.0)))
+    };
+    let (mut value, mut derivatives) = (10.0, (1.0, 0.0));
+    while value > 1.0 {
+        (value, derivatives) = chain(value, derivatives);
+    }
+    let expected = [value, derivatives.0, derivatives.1];
+    let near = values.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5 * b.abs().max(1.0));
+    assert!(near, "{values:?}, expected {expected:?}");
+}

@@ -27,7 +27,7 @@ impl GradProcessor for GlobalNormClip {
         let squares = gradients.iter().map(|g| g.value.square().sum().cast(DType::F64));
         let Some(total) = squares.reduce(|a, b| a + b) else { return gradients };
         let norm = total.sqrt();
-        let scale = self.limit / norm.maximum(&norm.constant_like(self.limit));
+        let scale = self.limit / norm.maximum(self.limit);
         // The squares may overflow although the gradients are finite. Propagate the infinity, so
         // that the run fails instead of scaling every gradient to zero.
         let scale = norm.is_finite().select(&scale, &norm);
