@@ -75,7 +75,7 @@
 //!
 //! - `gemm`: [`Contract`], the interface of contractions; [`MatMul`] with packing, blocking and the
 //!   micro-kernel
-//! - `conv`: [`Conv2d`] and its gradients, direct or by Winograd; depthwise convolution
+//! - `conv`: [`Conv2d`] and its gradients, direct, by Winograd or by col2im; depthwise convolution
 //! - `bf16`: [`Bf16Contract`], products and convolutions of bf16 with f32 sums
 //! - `int8`: [`Int8Contract`], products and convolutions of 8-bit integers with exact sums
 //! - [`expr`], `elementwise`: scalar expressions, and [`Map`], which runs one over every element,

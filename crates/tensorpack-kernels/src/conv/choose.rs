@@ -13,6 +13,9 @@
 //! - Winograd F(2x2, 2x2) for 4x4 filters with stride 2, dilation 1, and at least 48 tiles. Outputs
 //!   and input gradients need 32 to 512 channels on one side and 64 to 512 on the other; filter
 //!   gradients need 64 to 512 on both.
+//! - Matrix products and col2im for few output channels: from 16 input channels on, if the columns of
+//!   the product need at most half as many vectors as the filter has taps. Convolutions need stride 1,
+//!   and both they and input gradients no dilation along rows.
 //! - Direct for everything else, for gradients of 3x3 filters with a tap that reads only padding, and
 //!   for every convolution with `exact` set.
 //!
@@ -38,6 +41,11 @@ const MAX_CHANNELS: usize = 512;
 /// With more pairs of input and output channels, filter gradients by F(2x2, 3x3) are slower than the
 /// direct algorithm.
 const MAX_CHANNEL_PAIRS_TWO: usize = 96 * 96;
+
+/// With fewer input channels, adding the products up costs more than full vectors save.
+const MIN_CHANNELS_COL2IM: usize = 16;
+/// Elements of a vector.
+const LANES: usize = 16;
 
 /// How a convolution or one of its gradients is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +139,19 @@ fn stride2_pays(work: &Correlation, min_channels: [usize; 2]) -> bool {
         && !work.conv.exact
         && has_channels(&work.conv, min_channels)
         && tiles_fit(work, WinogradStride2::tile(work), 120)
+}
+
+/// Returns whether [`Col2im`](super::col2im::Col2im) applies instead of the direct algorithm, and fills
+/// vectors that are mostly empty there.
+pub(super) fn col2im_pays(work: &Correlation) -> bool {
+    let c = &work.conv;
+    let taps = c.kernel[0] * c.kernel[1];
+    let vectors = (taps * work.out_channels()).div_ceil(LANES);
+    !c.exact
+        && (work.backward || c.stride == [1; 2])
+        && c.dilation[1] == 1
+        && work.in_channels() >= MIN_CHANNELS_COL2IM
+        && (1..=taps / 2).contains(&vectors)
 }
 
 /// Returns whether there are enough tiles with `tile` outputs along each side. Tiles reach beyond

@@ -7,7 +7,8 @@
 //! and multiplies. `choose` picks the algorithm; the gradient with respect to the filter is in
 //! `filter_grad`.
 
-use crate::conv::choose::Algorithm;
+use crate::conv::choose::{self, Algorithm};
+use crate::conv::col2im::Col2im;
 use crate::conv::correlation::{Blocking, Correlation, PACK_COLS};
 #[cfg(target_arch = "x86_64")]
 use crate::conv::direct;
@@ -216,6 +217,7 @@ enum Planned {
     Direct(Correlation, Blocking),
     Winograd(Winograd),
     WinogradStride2(WinogradStride2),
+    Col2im(Col2im),
 }
 
 impl Planned {
@@ -223,6 +225,7 @@ impl Planned {
     fn pack_chunks(&self, out_channels: usize) -> usize {
         match self {
             Planned::Winograd(winograd) => winograd.panels(),
+            Planned::Col2im(col2im) => col2im.panels(),
             Planned::Direct(..) | Planned::WinogradStride2(_) => out_channels.div_ceil(PACK_COLS),
         }
     }
@@ -232,6 +235,7 @@ impl Planned {
             Planned::Direct(_, blocking) => blocking.chunks(),
             Planned::Winograd(winograd) => winograd.chunks,
             Planned::WinogradStride2(winograd) => winograd.chunks(),
+            Planned::Col2im(col2im) => col2im.chunks(),
         }
     }
 
@@ -241,6 +245,7 @@ impl Planned {
             Planned::Direct(sums, blocking) => sums.block(blocking, chunk),
             Planned::Winograd(winograd) => winograd.block(chunk),
             Planned::WinogradStride2(winograd) => winograd.block(chunk),
+            Planned::Col2im(col2im) => col2im.block(chunk),
         }
     }
 
@@ -250,6 +255,7 @@ impl Planned {
             Planned::Direct(sums, _) => sums.depth() * sums.out_channels().next_multiple_of(PACK_COLS),
             Planned::Winograd(winograd) => winograd.shared_len(),
             Planned::WinogradStride2(winograd) => winograd.shared_len(),
+            Planned::Col2im(col2im) => col2im.shared_len(),
         }
     }
 
@@ -258,6 +264,7 @@ impl Planned {
             Planned::Direct(sums, blocking) => sums.scratch_len(blocking),
             Planned::Winograd(winograd) => winograd.scratch_len(),
             Planned::WinogradStride2(winograd) => winograd.scratch_len(),
+            Planned::Col2im(col2im) => col2im.scratch_len(),
         }
     }
 
@@ -286,6 +293,8 @@ impl Planned {
                     winograd.pack::<V>(chunk, mem.rhs, mem.shared.cast(), scratch)
                 }
                 (Planned::WinogradStride2(winograd), _) => winograd.run::<V>(chunk, mem, scratch, finish),
+                (Planned::Col2im(col2im), 0) => col2im.pack::<V>(chunk, mem.rhs, mem.shared.cast()),
+                (Planned::Col2im(col2im), _) => col2im.run::<V>(chunk, mem, scratch, finish),
             }
         }
     }
@@ -295,6 +304,7 @@ impl Correlation {
     /// Chooses the algorithm. The reference loops use the same chunks.
     fn planned(self) -> Planned {
         match Algorithm::for_outputs(&self) {
+            Algorithm::Direct if choose::col2im_pays(&self) => Planned::Col2im(Col2im::new(&self)),
             Algorithm::Direct => Planned::Direct(self, self.blocking_with_columns()),
             Algorithm::Winograd(size) => Planned::Winograd(Winograd::new(&self, size)),
             Algorithm::WinogradStride2 => Planned::WinogradStride2(WinogradStride2::new(&self)),
@@ -389,6 +399,7 @@ macro_rules! impl_contract {
                         PackedForm::Winograd { outputs: winograd.tile_size().outputs() }
                     }
                     Planned::WinogradStride2(_) => PackedForm::WinogradStride2,
+                    Planned::Col2im(_) => PackedForm::Col2im,
                     Planned::Direct(..) => PackedForm::Direct,
                 };
                 // The classes of pixels of an input gradient depend on more than that.

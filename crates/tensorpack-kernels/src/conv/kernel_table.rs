@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
 
+use super::col2im::fast as col2im;
 use super::conv_k3::{self, ConvK3Fn};
 use super::filter_grad_k3::{self, FilterGradK3Fn};
 use super::strided_rows_tile::{self, StridedRowsTile};
@@ -54,23 +55,27 @@ pub(crate) trait ConvKernels: TileKernels<Element: PackElement> {
     }
 }
 
-/// The Winograd transforms for one vector type. There are none for bf16, because transformed tiles
+/// The kernels of the other algorithms for one vector type. There are none for bf16, because transformed tiles
 /// would have to be rounded again, and none for f64, which is there for its precision.
 pub(crate) trait WinogradKernels: ConvKernels<Element = f32> {
     /// The transforms of F(2x2, 3x3) and F(4x4, 3x3).
     const TRANSFORMS: &'static TransformTable;
     /// Those for 4x4 filters with stride 2.
     const STRIDE2: &'static winograd_stride2::Transforms;
+    /// Adds products to outputs; see [`col2im`](super::col2im).
+    const ADD_RUNS: unsafe fn(&col2im::Runs);
 }
 
 impl WinogradKernels for __m512 {
     const TRANSFORMS: &'static TransformTable = &winograd_transform::AVX512;
     const STRIDE2: &'static winograd_stride2::Transforms = &winograd_stride2::AVX512;
+    const ADD_RUNS: unsafe fn(&col2im::Runs) = col2im::add_runs_avx512;
 }
 
 impl WinogradKernels for __m256 {
     const TRANSFORMS: &'static TransformTable = &winograd_transform::AVX2;
     const STRIDE2: &'static winograd_stride2::Transforms = &winograd_stride2::AVX2;
+    const ADD_RUNS: unsafe fn(&col2im::Runs) = col2im::add_runs_avx2;
 }
 
 /// Writes the functions of [`ConvKernels`] that every vector type has: the bias epilogue with these

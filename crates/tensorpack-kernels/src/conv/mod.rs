@@ -8,11 +8,13 @@
 //!   tiles, `winograd_transform` transforms tiles, `winograd_lines` a line of a
 //!   tile, and `prefetcher` fetches what comes next.
 //!   `winograd_stride2` computes those with 4x4 filters and stride 2 with F(2x2, 2x2).
+//! - `col2im` computes them, for few output channels, as a matrix product whose results are added up.
 //! - `filter_grad` is the gradient with respect to the filter: `filter_grad_direct` with
 //!   `filter_grad_k3`, or `winograd_filter_grad`, or `winograd_stride2_filter_grad`.
 //! - `depthwise` and `depthwise_filter_grad` convolve each channel with its own filter.
 
 mod choose;
+mod col2im;
 pub(crate) mod conv2d;
 mod correlation;
 mod depthwise;

@@ -79,6 +79,8 @@ pub(crate) enum PackedForm {
     Winograd { outputs: usize },
     /// Its transform for stride 2.
     WinogradStride2,
+    /// Its elements with taps times output channels as columns.
+    Col2im,
     /// Signed bytes in groups, and the offset of each column.
     Int8,
 }

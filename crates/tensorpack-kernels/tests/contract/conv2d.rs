@@ -122,6 +122,33 @@ fn stride2_sizes() -> impl Strategy<Value = Conv2d> {
     )
 }
 
+/// Generates convolutions of many channels to a few, whose input gradients are those of a few channels
+/// to many: one of the two is a matrix product and col2im.
+fn few_outputs() -> impl Strategy<Value = Conv2d> {
+    let size = || prop_oneof![6 => 1usize..20, 1 => 60usize..80];
+    let axis = || (size(), 1usize..6, 1usize..4, 1usize..3, 0usize..5, 0usize..5);
+    let axis = || axis().prop_filter("the filter fits", |a| a.0 + a.4 + a.5 > a.3 * (a.1 - 1));
+    (0usize..20, 14usize..40, 1usize..9, axis(), axis(), any::<bool>()).prop_map(
+        |(batch, many, few, y, x, backward)| {
+            let out = |a: (usize, usize, usize, usize, usize, usize)| {
+                (a.0 + a.4 + a.5 - (a.3 * (a.1 - 1) + 1)) / a.2 + 1
+            };
+            Conv2d {
+                batch,
+                in_size: [y.0, x.0],
+                in_channels: if backward { few } else { many },
+                out_channels: if backward { many } else { few },
+                kernel: [y.1, x.1],
+                stride: if backward { [y.2, x.2] } else { [1; 2] },
+                dilation: [y.3, x.3],
+                pad_low: [y.4, x.4],
+                out_size: [out(y), out(x)],
+                exact: false,
+            }
+        },
+    )
+}
+
 /// Checks that the fused bias and ReLU give the same bits as a separate pass: the same operations
 /// on the same sums.
 fn check_bias(c: Conv2d, relu: bool) {
@@ -182,6 +209,17 @@ proptest! {
         check_forward(c);
         check_input_grad(c);
         check_filter_grad(c);
+        check_bias(c, relu);
+    }
+}
+
+proptest! {
+    #![proptest_config(crate::oracle::cases(48))]
+
+    #[test]
+    fn to_few_channels(c in few_outputs(), relu: bool) {
+        check_forward(c);
+        check_input_grad(c);
         check_bias(c, relu);
     }
 }
