@@ -3,7 +3,7 @@
 
 use crate::graph::{GradCx, NodeId, NodeKind, Tensor, TensorId};
 use std::collections::{BTreeSet, HashMap, HashSet};
-use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
+use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result, Site};
 
 /// Returns the gradients of the scalar `cost` with respect to each of `xs`; `None` where the cost
 /// does not depend on it.
@@ -15,6 +15,9 @@ pub fn gradients(cost: &Tensor, xs: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
     let graph = cost.graph();
     graph.check_not_frozen("gradients")?;
     graph.first_error()?;
+    if let Some(foreign) = xs.iter().find(|x| !graph.owns(x)) {
+        return Err(foreign.belongs_elsewhere().within("gradients").at(Site::caller()));
+    }
     graph.without_autocast(|| walk_backwards(cost, xs))
 }
 

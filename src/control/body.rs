@@ -58,21 +58,28 @@ impl Body {
         let outputs = outputs.iter().map(id).collect::<Result<Vec<TensorId>>>()?;
         let graph = graph.freeze()?;
         let mut values = BTreeSet::new();
-        let mut stack: Vec<NodeId> = outputs.iter().map(|t| t.node).collect();
-        while let Some(id) = stack.pop() {
+        // Operations, and whether their values are needed or only their shapes.
+        let mut stack: Vec<(NodeId, bool)> = outputs.iter().map(|t| (t.node, true)).collect();
+        let mut seen = BTreeSet::new();
+        while let Some((id, value)) = stack.pop() {
+            if !seen.insert((id, value)) {
+                continue;
+            }
             let node = graph.node(id);
             let fail = |why: String| Error::new(ErrorKind::Graph, why).within(&node.name).at(node.site);
             match &node.kind {
-                NodeKind::Op(op) if !op.traits().mergeable || op.collective().is_some() => {
+                NodeKind::Op(op) if value && (!op.traits().mergeable || op.collective().is_some()) => {
                     return Err(fail(format!("{} cannot be part of a loop's body or a branch", op.name())).note(
                         "random numbers, prints and sums over towers belong outside: pass their results in",
                     ));
                 }
-                NodeKind::Op(op) if values.insert(id) => {
-                    let read = node.inputs.iter().enumerate().filter(|(i, _)| !op.shape_only(*i));
-                    stack.extend(read.map(|(_, t)| t.node));
+                NodeKind::Op(op) => {
+                    if value {
+                        values.insert(id);
+                    }
+                    let read = node.inputs.iter().enumerate();
+                    stack.extend(read.map(|(i, t)| (t.node, value && !op.shape_only(i))));
                 }
-                NodeKind::Op(_) => {}
                 NodeKind::Placeholder if inputs.iter().any(|t| t.node == id) => {}
                 _ => {
                     return Err(fail(

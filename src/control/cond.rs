@@ -14,7 +14,8 @@ use tensorpack_tensor::{DType, Error, Result};
 ///
 /// Both are computed, whatever the condition is, so this saves no work. Unlike a plain
 /// [`select`](Tensor::select), what is not chosen has no effect on gradients: not even where its
-/// derivatives are infinite or NaN.
+/// derivatives are infinite or NaN. A division of integers by zero and an index out of range are errors
+/// in both.
 ///
 /// ```
 /// use tensorpack::control::cond;

@@ -9,9 +9,10 @@ use tensorpack_tensor::{DType, Error, HostTensor};
 ///
 /// `condition` returns a boolean scalar, `body` the next state; both get the state and the `captured`
 /// tensors. All `max_steps` steps are computed, whatever the condition says: a step after the end
-/// selects the old state, and has no effect on gradients, not even where its derivatives are infinite or
-/// NaN. So the cost is that of `max_steps` steps, the loop can be differentiated, and it runs on every
-/// engine.
+/// computes `body` of the initial state, selects the old state, and has no effect on gradients, not even
+/// where its derivatives are infinite or NaN. So the cost is that of `max_steps` steps, the loop can be
+/// differentiated, and it runs on every engine. Only if the condition is false at the beginning, a
+/// division of integers by zero or an index out of range that `body` computes then is an error.
 ///
 /// ```
 /// use tensorpack::control::while_loop;
@@ -40,9 +41,11 @@ pub fn while_loop(
     let going = HostTensor::from_f64(DType::Bool, [], &[1.0]).expect("one value fills a scalar");
     let going = first.graph().constant(going);
     let state: Vec<&Tensor> = [&going].into_iter().chain(init.iter().copied()).collect();
-    let scan = Scan::new(&state).captured(captured).length(max_steps);
+    let all_captured: Vec<&Tensor> = init.iter().chain(captured).copied().collect();
+    let scan = Scan::new(&state).captured(&all_captured).length(max_steps);
     let (last, _) = scan.run(|state, _, captured| {
         let (going, state) = (&state[0], &state[1..]);
+        let (init, captured) = captured.split_at(state.len());
         let holds = condition(state, captured);
         if !holds.is_poison() && (holds.dtype() != DType::Bool || holds.rank() != 0) {
             let why = format!("the condition is {}{}, not a bool scalar", holds.dtype(), holds.shape());
@@ -50,7 +53,9 @@ pub fn while_loop(
         }
         let going = going.logical_and(&holds);
         let gated = |x: &[Tensor]| x.iter().map(|x| x.with_gradient_if(&going)).collect::<Vec<Tensor>>();
-        let mut next = body(&gated(state), &gated(captured));
+        // After the end, indices in the state may be out of range; in the initial state they are not.
+        let valid: Vec<Tensor> = state.iter().zip(init).map(|(now, init)| going.select(now, init)).collect();
+        let mut next = body(&gated(&valid), &gated(captured));
         if next.len() != state.len() {
             let why =
                 format!("the body returned {} tensors, but the loop began with {}", next.len(), state.len());

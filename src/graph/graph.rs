@@ -188,7 +188,11 @@ impl Graph {
     #[track_caller]
     pub fn add_op(&self, op: Arc<dyn OpDef>, inputs: &[&Tensor]) -> Vec<Tensor> {
         let poison = || vec![Tensor::poison(self); op.output_count().min(MAX_POISON)];
-        if inputs.iter().any(|t| t.is_poison()) {
+        if let Some(poisoned) = inputs.iter().find(|t| t.is_poison()) {
+            // This graph knows no reason for what another one could not build.
+            if !self.owns(poisoned) {
+                self.record(op.name(), &[], poisoned.belongs_elsewhere());
+            }
             return poison();
         }
         let cast = self.autocast_inputs(&*op, inputs, Location::caller());
@@ -224,11 +228,9 @@ impl Graph {
         let caller = Location::caller();
         let poison = || vec![Tensor::poison(self); outputs.as_ref().map_or(1, Vec::len)];
         let Some(mut b) = self.building_or_late(kind.name()) else { return poison() };
-        if let Some(foreign) = inputs.iter().find(|t| t.graph.uid() != self.uid()) {
-            let error = Error::new(ErrorKind::Graph, format!("{foreign:?} belongs to another graph"))
-                .note("the body of a loop has its own graph: pass tensors from outside with `captured`");
+        if let Some(foreign) = inputs.iter().find(|t| !self.owns(t)) {
             let site = self.site(caller);
-            b.error.get_or_insert(error.within(kind.name()).at(site));
+            b.error.get_or_insert(foreign.belongs_elsewhere().within(kind.name()).at(site));
             return poison();
         }
         let outputs = outputs.unwrap_or_else(|| match kind {
@@ -514,10 +516,17 @@ impl Graph {
         self.built().and_then(|b| b.nodes.get(id.0 as usize).cloned())
     }
 
+    /// Returns whether a tensor is part of this graph.
+    pub(crate) fn owns(&self, tensor: &Tensor) -> bool {
+        tensor.graph.uid() == self.uid()
+    }
+
     /// Adds a tensor to a collection.
     #[track_caller]
     pub fn add_to_collection(&self, key: &str, tensor: &Tensor) {
-        if let (Some(mut b), Some(id)) = (self.building_or_late("add_to_collection"), tensor.id) {
+        if !self.owns(tensor) {
+            self.record(key, &[], tensor.belongs_elsewhere());
+        } else if let (Some(mut b), Some(id)) = (self.building_or_late("add_to_collection"), tensor.id) {
             b.collections.entry(key.to_string()).or_default().tensors.push(id);
         }
     }

@@ -3,7 +3,7 @@
 use super::{Graph, NodeId, OpDef, Role, Spec, TensorId};
 use std::fmt;
 use std::sync::Arc;
-use tensorpack_tensor::{DType, Dim, Error, Result, Shape, Site};
+use tensorpack_tensor::{DType, Dim, Error, ErrorKind, Result, Shape, Site};
 
 /// A value in a graph: a cheap handle to one output of a node. Operations on tensors add nodes and
 /// return tensors. The graph keeps the first error for [`Graph::freeze`] to return; an operation
@@ -45,6 +45,18 @@ impl Tensor {
     /// Returns the graph it belongs to.
     pub fn graph(&self) -> &Graph {
         &self.graph
+    }
+
+    /// Returns the error that this tensor is used in another graph than its own.
+    pub(crate) fn belongs_elsewhere(&self) -> Error {
+        let what = match self.is_poison() {
+            true => "a tensor that could not be built".to_string(),
+            false => format!("{self:?}"),
+        };
+        Error::new(ErrorKind::Graph, format!("{what} belongs to another graph")).note(
+            "the body of a loop and a branch have graphs of their own: pass tensors from outside with \
+             `captured`, to a branch as `inputs`, and return what is used outside",
+        )
     }
 
     /// Returns its identifier in the graph, or `None` for a poison tensor.

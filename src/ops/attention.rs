@@ -44,14 +44,16 @@ impl AttentionOptions {
         AttentionOptions { causal: true, ..self }
     }
 
-    /// Masks padding: example `b` has `lengths[b]` keys, and those after them are ignored.
-    /// `lengths` is an integer tensor `[batch]`.
+    /// Masks padding: example `b` has `lengths[b]` keys, and those after them have weight 0. Their keys
+    /// and values must be finite, because 0 times infinity is NaN. `lengths` is an integer tensor
+    /// `[batch]`.
     #[must_use]
     pub fn lengths(self, lengths: &Tensor) -> AttentionOptions {
         AttentionOptions { lengths: Some(lengths.clone()), ..self }
     }
 
-    /// Ignores the keys for which `mask`, a bool tensor `[batch, keys]`, is false.
+    /// Gives the keys for which `mask`, a bool tensor `[batch, keys]`, is false weight 0. They and their
+    /// values must be finite.
     #[must_use]
     pub fn key_mask(self, mask: &Tensor) -> AttentionOptions {
         AttentionOptions { key_mask: Some(mask.clone()), ..self }
@@ -791,6 +793,7 @@ impl Tensor {
             let padding = match lengths {
                 None => None,
                 Some(lengths) if lengths.rank() == 1 && lengths.dtype().is_int() => {
+                    let lengths = lengths.with_dims_of(keys, 1, "one length for each example");
                     // Only the shape of the sum is used.
                     let position = keys.sum_axes(&[2, 3]).iota_like(1, DType::I64);
                     Some(position.less(&lengths.cast(DType::I64).expand_dims(1)))
@@ -802,7 +805,9 @@ impl Tensor {
                 }
             };
             let mask = match (padding, key_mask) {
-                (Some(padding), Some(mask)) => Some(padding.logical_and(mask)),
+                (Some(padding), Some(mask)) => {
+                    Some(padding.logical_and(&mask.with_dims_of(keys, 2, "a key mask [batch, keys]")))
+                }
                 (padding, mask) => padding.or_else(|| mask.clone()),
             };
             let bias = bias.as_ref().map(|b| (b.rank()..4).fold(b.clone(), |b, _| b.expand_dims(0)));

@@ -24,8 +24,13 @@ impl Window {
             Dim::Known(0) => Ok(n),
             Dim::Known(n) => {
                 let size = isize::try_from(n as i128 * stride + beyond).ok().filter(|&n| n > 0);
-                let why =
-                    || format!("no transposed convolution with a window of {k} has an input of size {n}");
+                let why = || {
+                    format!(
+                        "a transposed convolution of an input of size {n} with a window of {k}, stride {stride} \
+                         and padding {:?} has no output",
+                        self.padding
+                    )
+                };
                 size.map(|n| Dim::Known(n as usize)).ok_or_else(|| Error::shape(why()))
             }
             Dim::Unknown(_) if (stride, beyond) == (1, 0) => Ok(n),

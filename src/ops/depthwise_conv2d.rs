@@ -9,7 +9,7 @@ use crate::onnx::{ExportCx, Value};
 use crate::reference::{Array, EvaluateCx, Scalar};
 use serde::{Deserialize, Serialize};
 use std::panic::Location;
-use tensorpack_tensor::{Error, ErrorKind, Result};
+use tensorpack_tensor::{DType, Error, ErrorKind, Result};
 
 /// The three operations. Each is linear in both inputs, and the gradients of each are the other
 /// two. The output takes (image, filter), the image gradient (output gradient, filter, image for
@@ -167,7 +167,21 @@ pub(super) fn grouped(x: &Tensor, filter: &Tensor, groups: usize, window: Window
             x.graph().called_from(Location::caller(), || depthwise(x))
         }
         (inputs, outputs) if inputs == groups => {
-            composed(x, "DepthwiseConv2d", Location::caller(), || depthwise(&x.repeat(outputs / inputs, 3)))
+            composed(x, "DepthwiseConv2d", Location::caller(), || {
+                let graph = x.graph();
+                let dtype = graph.contractions().filter(|_| x.dtype() != DType::F64).unwrap_or(x.dtype());
+                let repeated = |x: &Tensor| x.repeat(outputs / inputs, 3);
+                if !dtype.is_narrow_float() || (graph.contractions().is_none() && filter.dtype() != dtype) {
+                    return depthwise(&repeated(x));
+                }
+                // The gradient adds up those of the copies of a channel, and rounds once only if they
+                // are f32.
+                let wide = |x: &Tensor| x.cast(dtype).cast(DType::F32);
+                graph.without_autocast(|| {
+                    let inputs = [&repeated(&wide(x)), &wide(filter)];
+                    Tensor::apply_one(Depthwise { part: Output, window }, &inputs).cast(dtype)
+                })
+            })
         }
         _ => composed(x, "GroupedConv2d", Location::caller(), || {
             let convolved = |(x, w): (Tensor, Tensor)| Tensor::apply_one(Conv2d(window), &[&x, &w]);

@@ -9,6 +9,9 @@ pub const LOSS_SCALE: &str = "loss_scale/scale";
 /// The name of the variable that counts the steps that were skipped because f16 overflowed.
 pub const SKIPPED_STEPS: &str = "loss_scale/skipped_steps";
 
+/// The collection of the updates of a good step.
+const GOOD_STEP: &str = "loss_scale/good_step";
+
 /// The variables of the loss scale of a graph.
 pub(super) struct LossScaler {
     settings: LossScale,
@@ -52,8 +55,13 @@ impl LossScaler {
         in_tower_of(cost, || gradient * self.scale.value().reciprocal().cast(gradient.dtype()))
     }
 
-    /// Returns the updates of a good step.
-    pub(super) fn good_step(&self) -> Vec<Op> {
+    /// Returns the updates of a good step. They are the same for all optimizers of a graph: a run that
+    /// applies several is one step.
+    pub(super) fn good_step(&self, graph: &Graph) -> Vec<Op> {
+        let existing = graph.collection_ops(GOOD_STEP);
+        if !existing.is_empty() {
+            return existing;
+        }
         let LossScale { growth_steps, largest, .. } = self.settings;
         let counted = self.good_steps.update(|n| n + 1.0);
         let n = self.good_steps.current();
@@ -65,7 +73,9 @@ impl LossScaler {
         let restart = self.good_steps.update(|n| grows.select(&n.zero(), n));
         // Counted among the updates, so that a step that overflows may change it.
         let skipped = self.skipped.update(|n| n.clone());
-        vec![counted, scale, restart, skipped]
+        let updates = vec![counted, scale, restart, skipped];
+        updates.iter().for_each(|update| graph.add_op_to_collection(GOOD_STEP, update));
+        updates
     }
 }
 

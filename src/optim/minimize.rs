@@ -97,7 +97,7 @@ pub fn apply_gradients(optimizer: &dyn Optimizer, graph: &Graph, gradients: &[Gr
     gradients.iter().for_each(|g| graph.add_to_collection(GRADIENTS, &g.value));
     let updates = graph.called_from(Location::caller(), || {
         let mut updates = optimizer.apply(graph, gradients);
-        updates.extend(scaler.iter().flat_map(LossScaler::good_step));
+        updates.extend(scaler.iter().flat_map(|scaler| scaler.good_step(graph)));
         updates
     });
     graph.first_error()?;

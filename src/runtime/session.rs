@@ -50,7 +50,7 @@ pub struct SessionOptions {
     pub profile: bool,
     /// Whether f32 products are computed in full precision. Otherwise the fastest algorithm is
     /// used: TF32 (10 mantissa bits) on NVIDIA GPUs; Winograd for 3x3 convolutions, and for 4x4
-    /// ones with stride 2, on the CPU engine, whose rounding error is two to four times as large.
+    /// ones with stride 2, on the CPU engine, whose rounding error is two to eight times as large.
     pub full_precision: bool,
     /// Whether [`Session::plan_text`] starts with the program after each compiler pass (CPU engine
     /// only).

@@ -384,6 +384,7 @@ impl TowerContext {
         let line = || format!("{:1$}{name}: {x} -> {y}", "", 2 * self.depth, x = x.shape(), y = y.shape());
         let full = self.graph.name_in_towers(name);
         if let Some(id) = y.id()
+            && self.graph.owns(&y)
             && self.graph.first_time(&format!("layer {full}"))
         {
             self.lines.borrow_mut().insert(position, line());

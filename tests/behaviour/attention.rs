@@ -133,7 +133,7 @@ fn queries_without_keys_give_zeros_and_no_gradient() {
 #[test]
 fn inputs_that_do_not_fit_are_errors_at_the_line_of_the_call() {
     type Build = fn(&dyn Fn(&str, DType, &[usize]) -> Tensor) -> Tensor;
-    let cases: [(ErrorKind, &str, Build); 9] = [
+    let cases: [(ErrorKind, &str, Build); 11] = [
         (ErrorKind::Shape, "features", |x| {
             let q = x("q", DType::F32, &[2, 3, 2, 4]);
             q.attention(&x("k", DType::F32, &[2, 3, 2, 5]), &q, &AttentionOptions::default())
@@ -162,6 +162,15 @@ fn inputs_that_do_not_fit_are_errors_at_the_line_of_the_call() {
             let q = x("q", DType::F32, &[2, 3, 2, 4]);
             let options = AttentionOptions::default().lengths(&x("n", DType::I32, &[2, 3]));
             q.attention(&q, &q, &options)
+        }),
+        (ErrorKind::Shape, "one length for each example", |x| {
+            let q = x("q", DType::F32, &[2, 3, 2, 4]);
+            q.attention(&q, &q, &AttentionOptions::default().lengths(&x("n", DType::I32, &[1])))
+        }),
+        (ErrorKind::Shape, "key mask", |x| {
+            let q = x("q", DType::F32, &[2, 3, 2, 4]);
+            let options = AttentionOptions::default().lengths(&x("n", DType::I32, &[2]));
+            q.attention(&q, &q, &options.key_mask(&x("m", DType::Bool, &[1, 3])))
         }),
         (ErrorKind::Shape, "bias", |x| {
             let q = x("q", DType::F32, &[2, 3, 2, 4]);

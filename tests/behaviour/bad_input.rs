@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use tensorpack::autodiff::gradients;
 use tensorpack::graph::{Graph, Init, OpDef, OpTraits, Spec, Tensor, TensorSpec, VariableSpec};
 use tensorpack::kir::{CustomKernel, LowerCx, View};
 use tensorpack::nn::{Conv2d, Linear};
@@ -602,4 +603,32 @@ fn an_operation_whose_lowering_contradicts_its_shape_rule() {
     let fed = tensorpack::HostTensor::new([2], vec![1.0f32, 2.0]).unwrap();
     let e = session.run(&[&y], &[("x", &fed)]).unwrap_err();
     assert_mentions(&e, &["WrongShape", "lowered", "[2]", "[7]"]);
+}
+
+/// Tensors are numbered in each graph, so one of another graph must not be taken for the one with its
+/// number.
+#[test]
+fn tensors_of_another_graph_in_gradients_and_summaries() {
+    let foreign = || Graph::new().placeholder(&TensorSpec::f32("foreign", []));
+    let graph = Graph::new();
+    let line = line!() + 1;
+    let found = gradients(&graph.placeholder(&TensorSpec::f32("x", [])).square(), &[&foreign()]);
+    let e = assert_error(found.map(|_| ()), ErrorKind::Graph, &["another graph"]);
+    assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
+    for what in ["gradient", "summary", "moving_summary", "image_summary", "poison"] {
+        let e = building(|g, t| {
+            let x = g.placeholder(&TensorSpec::f32("x", []));
+            let cost = x.square();
+            match what {
+                "gradient" => drop(cost.gradient(&foreign())),
+                "summary" => t.summary(&[&foreign()]),
+                "moving_summary" => t.moving_summary_with_decay(0.5, &[&foreign()]),
+                "image_summary" => t.image_summary(&foreign()),
+                _ => drop(&x + foreign().matmul(&foreign())),
+            }
+        });
+        assert_eq!(e.kind(), ErrorKind::Graph, "{what}: {e}");
+        assert_mentions(&e, &["another graph"]);
+        assert_eq!(e.site().map(|s| s.file), Some(file!()), "{what}: {e}");
+    }
 }

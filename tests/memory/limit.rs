@@ -183,3 +183,19 @@ fn the_largest_batch_is_one_that_the_model_takes() {
     let config = config(SessionOptions::default(), 1 << 30, never);
     assert_eq!(largest_batch(config, SimpleTrainer::new()).unwrap_err().kind(), ErrorKind::Shape);
 }
+
+/// The gradient of a sum is one number, however large the tensor is.
+#[test]
+fn gradients_of_sums_take_no_memory_of_their_own() {
+    let planned = |cost: fn(&Tensor) -> Tensor| {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(8)]));
+        let cost = TowerContext::training(&graph).build(|t| cost(&Linear::new(256).apply(t, "fc", &x)));
+        let train = minimize(&cost, &Sgd::new(0.1)).unwrap();
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        session.planned_bytes(&[&cost, &train], &[("x", DType::F32, &[512, 8])]).unwrap()
+    };
+    let product = planned(|y| (y * y).mean());
+    assert_eq!(planned(|y| y.square().mean()), product);
+    assert!(planned(|y| y.square().sum()) <= product);
+}

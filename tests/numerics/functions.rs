@@ -1,7 +1,7 @@
 //! Functions over their whole range, and long running sums. `math.rs` of the kernels has the dense
 //! tests.
 
-use super::{derivatives, engines};
+use super::{derivatives, engines, session};
 use tensorpack::graph::{Graph, Tensor, TensorSpec};
 use tensorpack::runtime::Device;
 use tensorpack::{DType, HostTensor};
@@ -63,5 +63,32 @@ fn a_long_running_sum_keeps_its_digits() {
         let found = session.run(&[&last], &[("x", &tenths)]).unwrap().remove(0).to_f64_vec()[0];
         // Ten million times the f32 nearest to 0.1, to three units in the last place.
         assert!((found - 1_000_000.015).abs() <= 0.19, "{device}: {found}");
+    }
+}
+
+/// A maximum that dropped NaN would hide it from the check of costs.
+#[test]
+fn maxima_and_minima_keep_nan() {
+    for device in engines() {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", [None]));
+        // The logarithm of -1 is NaN.
+        let n = x.log();
+        let nan = n.full_like(f64::NAN);
+        let all = [
+            n.max_axes(&[0]),
+            n.min_axes(&[0]),
+            x.maximum(&n),
+            n.minimum(&x),
+            x.maximum(f64::NAN),
+            x.minimum(&nan),
+        ];
+        let all = all.map(|y| y.sum());
+        let session = session(graph, device).unwrap();
+        let x = HostTensor::new([4], vec![1.0f32, 2.0, -1.0, 3.0]).unwrap();
+        for (i, y) in all.iter().enumerate() {
+            let found = session.run(&[y], &[("x", &x)]).unwrap().remove(0).to_scalar().unwrap();
+            assert!(found.is_nan(), "{device}, {i}: {found}");
+        }
     }
 }

@@ -97,3 +97,25 @@ fn bf16_weights_of_many_small_products_are_packed_once() {
     assert!(!plan.contains("in panels"), "constant weights are packed when compiling:\n{plan}");
     assert_eq!(constant, many);
 }
+
+/// Two outputs for each channel: their gradients are added up in f32, and rounded once.
+#[test]
+fn gradients_of_depthwise_convolutions_are_rounded_once() {
+    let gradient = |dtype: DType| {
+        let graph = Graph::new();
+        let x = graph.constant(values(&[1, 6, 6, 16], 1)).cast(dtype);
+        let w = graph.constant(values(&[3, 3, 1, 48], 2)).cast(dtype);
+        let weights = graph.constant(values(&[1, 6, 6, 48], 3));
+        let y = x.conv2d(&w, Conv2dOptions { groups: 16, ..Conv2dOptions::default() });
+        assert_eq!(y.dtype(), dtype);
+        let dx = (y.cast(DType::F64) * weights.cast(DType::F64)).sum().gradient(&x).cast(DType::F64);
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        session.run(&[&dx], &[]).unwrap().remove(0).to_f64_vec()
+    };
+    let exact = gradient(DType::F64);
+    for (dtype, ulp) in [(DType::Bf16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
+        for (found, exact) in gradient(dtype).into_iter().zip(&exact) {
+            assert!((found - exact).abs() <= 1.01 * ulp * exact.abs() + 1e-6, "{dtype}: {found}, {exact}");
+        }
+    }
+}

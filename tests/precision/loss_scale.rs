@@ -127,3 +127,28 @@ fn settings_that_are_not_valid_are_errors() {
         assert!(e.message().contains("loss scale"), "{e}");
     }
 }
+
+/// A generator and a discriminator, say, in one run.
+#[test]
+fn a_run_with_two_optimizers_is_one_step() {
+    let graph = Graph::new();
+    graph.set_precision(Precision::F16);
+    graph.set_loss_scale(LossScale::new().initial(4.0).growth_steps(6));
+    let t = TowerContext::training(&graph);
+    let steps = ["a", "b"].map(|name| {
+        let w = t.variable(VariableSpec::new(name, []).init(tensorpack::graph::Init::Constant(1.0)));
+        let gradients = tensorpack::optim::compute_gradients_of(&w.value().square(), name).unwrap();
+        tensorpack::optim::apply_gradients(&Sgd::new(0.1), &graph, &gradients).unwrap()
+    });
+    let both = graph.group(&[&steps[0], &steps[1]]);
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let read = |name: &str| session.read(name).unwrap().to_scalar().unwrap();
+    for step in 1..6 {
+        session.run(&[&both], &[]).unwrap();
+        assert_eq!((read(GOOD_STEPS), read(LOSS_SCALE)), (f64::from(step), 4.0));
+    }
+    // One of them alone is a step, too.
+    session.run(&[&steps[1]], &[]).unwrap();
+    assert_eq!((read(GOOD_STEPS), read(LOSS_SCALE)), (0.0, 8.0));
+    assert!(read("a") > read("b"));
+}

@@ -147,3 +147,36 @@ fn steps_after_the_end_have_no_effect_on_gradients() {
     let near = values.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5 * b.abs().max(1.0));
     assert!(near, "{values:?}, expected {expected:?}");
 }
+
+/// After the end the counter is as large as the table, so a step that used it would read beyond its end.
+#[test]
+fn indices_of_a_while_loop_are_valid_to_its_end() {
+    for length in 1..=3u8 {
+        let graph = Graph::new();
+        let table = graph.placeholder(&TensorSpec::f32("table", [None]));
+        let n = table.ones_like().sum();
+        let zero = n.zeros_like();
+        let body =
+            |s: &[Tensor], c: &[Tensor]| vec![&s[0] + 1.0, &s[1] + c[0].gather(&s[0].cast(DType::I64), 0)];
+        let last = while_loop(&[&zero, &zero], &[&table, &n], 8, |s, c| s[0].less(&c[1]), body);
+        let slope = gradients(&last[1], &[&table]).unwrap().remove(0).unwrap();
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        let table: Vec<f32> = (1..=length).map(f32::from).collect();
+        let table = HostTensor::new([table.len()], table).unwrap();
+        let found = session.run(&[&last[0], &last[1], &slope], &[("table", &table)]).unwrap();
+        let n = f64::from(length);
+        assert_eq!(found[0].to_scalar().unwrap(), n);
+        assert_eq!(found[1].to_scalar().unwrap(), n * (n + 1.0) / 2.0);
+        assert!(found[2].to_f64_vec().iter().all(|&s| s == 1.0));
+    }
+}
+
+#[test]
+fn a_body_reads_no_other_input_not_even_its_shape() {
+    let (e, _) = error(|state, _, _| {
+        let other = state[0].graph().placeholder(&TensorSpec::f32("other", [Some(3)]));
+        (vec![&state[0] + other.ones_like().sum()], Vec::new())
+    });
+    assert!(e.to_string().contains("captured"), "{e}");
+    assert_eq!(e.site().map(|s| s.file), Some(file!()), "{e}");
+}

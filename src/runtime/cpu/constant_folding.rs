@@ -1,10 +1,15 @@
 //! Constant folding: kernels that read constants only run once, when the program is compiled.
 
 use super::pipeline::PassCx;
-use crate::kir::{BufferKind, Program, View};
+use crate::kir::{BufferKind, Kernel, KernelNode, Program, View};
 use tensorpack_tensor::Result;
 
-/// Runs kernels that read only constants, and turns their results into constants.
+/// Elements of a result that is stored even if it only repeats what it is made from.
+const SMALL: usize = 4096;
+
+/// Runs kernels that read only constants, and turns their results into constants. Large ones that
+/// [repeat](repeats) smaller ones stay kernels: most are computed inside their readers, and a constant
+/// as large as an activation would take memory for as long as the program exists.
 ///
 /// Precondition: the kernels depend on nothing else
 /// ([`Kernel::is_pure`](crate::kir::Kernel::is_pure)). Then all their outputs are dense constants,
@@ -16,7 +21,8 @@ pub(super) fn fold_constants(program: &mut Program, cx: &mut PassCx<'_>) -> Resu
     let mut rest = Vec::new();
     for node in std::mem::take(&mut program.kernels) {
         let reads = node.kernel.reads();
-        if node.kernel.is_pure() && reads.iter().all(|v| constant[v.buffer.0 as usize]) {
+        let reads_constants = reads.iter().all(|v| constant[v.buffer.0 as usize]);
+        if node.kernel.is_pure() && reads_constants && !repeats(&node, program) {
             node.outputs.iter().for_each(|b| constant[b.0 as usize] = true);
             early.kernels.push(node);
         } else {
@@ -35,4 +41,13 @@ pub(super) fn fold_constants(program: &mut Program, cx: &mut PassCx<'_>) -> Resu
         program.buffers[b.0 as usize].kind = BufferKind::Constant(value);
     }
     Ok(())
+}
+
+/// Returns whether the result of a kernel is large, and larger than all that it is made from.
+fn repeats(node: &KernelNode, program: &Program) -> bool {
+    let reads = node.kernel.reads();
+    let made_from: usize = reads.iter().map(|v| program.buffer(v.buffer).len()).sum();
+    let made: usize = node.outputs.iter().map(|&b| program.buffer(b).len()).sum();
+    let copies = matches!(node.kernel, Kernel::Map(_) | Kernel::Copy(_));
+    copies && !reads.is_empty() && made > SMALL.max(made_from)
 }

@@ -159,6 +159,8 @@ impl Target {
             Platform::Cuda | Platform::Rocm if self.options.deterministic => {
                 options.setting("xla_gpu_deterministic_ops", true)
             }
+            // With "fast" maxima and minima, NaN would be replaced by the other operand.
+            Platform::Cpu => options.setting("xla_cpu_enable_fast_min_max", false),
             _ => options,
         }
     }
