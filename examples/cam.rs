@@ -198,7 +198,8 @@ fn drawn(scenes: &[(HostTensor, Vec<Placed>)], outputs: &[HostTensor]) -> Result
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Draws what a classifier of digits looks at", &["--fake"])?;
+    let args =
+        TrainArgs::parse_program("Draws what a classifier of digits looks at", &["--fake", "--find-lr"])?;
     let [train, test] = digits::load(args.assert)?;
     let epochs = if args.full { 20 } else { 2 };
     let nothing = FromFn::new(STEPS * BATCH as u64, |_| Ok(Vec::new()));

@@ -92,7 +92,7 @@ fn sample_text(model: &OfflinePredictor, alphabet: &Alphabet, length: usize, see
 fn main() -> Result<()> {
     let args = TrainArgs::parse_program(
         "Trains a small character-level transformer on the Penn Treebank",
-        &["--fake"],
+        &["--fake", "--find-lr"],
     )?;
     let texts = text::treebank(args.assert)?;
     let alphabet = Alphabet::of(&texts);

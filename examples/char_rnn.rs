@@ -196,7 +196,7 @@ impl Args {
 }
 
 fn main() -> Result<()> {
-    let args: Args = tensorpack::command_line::parse_without(&["--fake"])?;
+    let args: Args = tensorpack::command_line::parse_without(&["--fake", "--find-lr"])?;
     if args.temperature.is_nan() || args.temperature <= 0.0 {
         return Err(Error::argument("--temperature must be positive"));
     }

@@ -278,7 +278,7 @@ fn net_names() -> impl TypedValueParser<Value = Net> {
 }
 
 fn main() -> Result<()> {
-    let Args { train: args, net, mixup } = tensorpack::command_line::parse()?;
+    let Args { train: args, net, mixup } = tensorpack::command_line::parse_without(&["--find-lr"])?;
     let net = net.unwrap_or(Net::Resnet { n: if args.full { 5 } else { 2 } });
     let recipe = if args.full { Recipe::full(net, mixup) } else { Recipe::short(net, mixup) };
     if args.assert && (recipe.target.is_none() || args.fake) {

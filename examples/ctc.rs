@@ -111,7 +111,8 @@ fn text(labels: impl IntoIterator<Item = usize>) -> String {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Reads strings of handwritten digits with CTC", &["--fake"])?;
+    let args =
+        TrainArgs::parse_program("Reads strings of handwritten digits with CTC", &["--fake", "--find-lr"])?;
     let [train, test] = strings(digits::load(args.assert)?);
     let error = CtcErrorRate::new("logits", "steps", "label").prefix("val");
     let runner = InferenceRunner::new(test.clone().batch(200), [ScalarStats::new("ctc_loss").prefix("val")]);

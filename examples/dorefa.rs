@@ -89,7 +89,7 @@ impl Model for Convnet {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Trains a quantized convnet on MNIST", &["--fake"])?;
+    let args = TrainArgs::parse_program("Trains a quantized convnet on MNIST", &["--fake", "--find-lr"])?;
     let [train, test] = digits::load(args.assert)?;
     let validation = ScalarStats::from_names(["cross_entropy_loss", "accuracy"]).prefix("val");
     let config = TrainConfig::new(Convnet, train.shuffle().batch(128))

@@ -80,7 +80,7 @@ fn accuracy_with(module: Option<Module>, args: &TrainArgs, name: &str) -> Result
 fn main() -> Result<()> {
     let mut args = TrainArgs::parse_program(
         "Fine-tunes features of handwritten digits on five examples of each generated digit",
-        &["--fake", "--full"],
+        &["--fake", "--full", "--find-lr"],
     )?;
     let path = args.load.take().unwrap_or_else(|| MODULE.into());
     let finetuned = accuracy_with(Some(module(&path)?), &args, "module")?;

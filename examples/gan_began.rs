@@ -84,8 +84,10 @@ impl GanModelDesc for Began {
 }
 
 fn main() -> Result<()> {
-    let args =
-        TrainArgs::parse_program("Trains a BEGAN on MNIST, with an auto-encoder as discriminator", &[])?;
+    let args = TrainArgs::parse_program(
+        "Trains a BEGAN on MNIST, with an auto-encoder as discriminator",
+        &gan::NEED_ONE_COST,
+    )?;
     // The original's schedule is 400 epochs of 500 steps with 32 images each, at a learning rate of 1e-4.
     let (learning_rate, length) = match args.full {
         true => (Schedule::constant(1e-4), (400, 500)),

@@ -47,7 +47,7 @@ impl GanModelDesc for Conditional {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Trains a conditional GAN on MNIST", &[])?;
+    let args = TrainArgs::parse_program("Trains a conditional GAN on MNIST", &gan::NEED_ONE_COST)?;
     // The original's schedule is 100 epochs of 500 steps with 128 images each.
     let (batch, length) = if args.full { (128, (100, 500)) } else { (64, (8, 500)) };
     let input = gan::labeled_data(&args, batch)?;

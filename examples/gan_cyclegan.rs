@@ -124,7 +124,8 @@ impl GanModelDesc for CycleGan {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Colors outlines, learned without pairs (CycleGAN)", &[])?;
+    let args =
+        TrainArgs::parse_program("Colors outlines, learned without pairs (CycleGAN)", &gan::NEED_ONE_COST)?;
     let train = pairs::Unpaired(pairs::Pairs::train());
     let (sizes, batch, length) = match args.full {
         // The original has 195 passes over single pictures, with a rate that falls to 0 in the last 95.

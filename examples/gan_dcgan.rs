@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     gan::train_dcgan(
         &TrainArgs::parse_program(
             "Trains a DCGAN on MNIST, generator and discriminator in one operation",
-            &[],
+            &gan::NEED_ONE_COST,
         )?,
         |gan, config| gan.train_together(config),
     )

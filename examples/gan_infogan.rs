@@ -53,7 +53,7 @@ impl GanModelDesc for InfoGan {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Trains an InfoGAN on MNIST", &[])?;
+    let args = TrainArgs::parse_program("Trains an InfoGAN on MNIST", &gan::NEED_ONE_COST)?;
     // The original's schedule is 100 epochs of 500 steps with 128 images each.
     let (batch, length) = if args.full { (128, (100, 500)) } else { (64, (8, 500)) };
     let gan = GanTrainer::new(InfoGan { batch }, gan::data(&args, batch)?, &args)?;

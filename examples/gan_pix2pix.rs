@@ -108,7 +108,8 @@ impl GanModelDesc for Pix2Pix {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Colors outlines with a conditional GAN (pix2pix)", &[])?;
+    let args =
+        TrainArgs::parse_program("Colors outlines with a conditional GAN (pix2pix)", &gan::NEED_ONE_COST)?;
     let train = pairs::Pairs::train();
     // The original's schedule is 300 passes over single pairs, the last 100 at half the learning rate.
     let (batch, length) =

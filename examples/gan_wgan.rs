@@ -44,7 +44,10 @@ impl GanModelDesc for Wgan {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Trains a Wasserstein GAN with clipped weights on MNIST", &[])?;
+    let args = TrainArgs::parse_program(
+        "Trains a Wasserstein GAN with clipped weights on MNIST",
+        &gan::NEED_ONE_COST,
+    )?;
     // The original's schedule is 200 epochs of 500 steps with 64 images each, at a learning rate of 1e-4.
     let (learning_rate, length) = match args.full {
         true => (Schedule::constant(1e-4), (200, 500)),

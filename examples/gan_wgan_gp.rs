@@ -114,7 +114,8 @@ struct Args {
 }
 
 fn main() -> Result<()> {
-    let Args { train: args, cifar, classifier } = tensorpack::command_line::parse()?;
+    let Args { train: args, cifar, classifier } =
+        tensorpack::command_line::parse_without(&gan::NEED_ONE_COST)?;
     if cifar {
         return train_cifar(&args, classifier);
     }

@@ -67,7 +67,7 @@ pub(crate) fn data() -> Result<(Flow, Flow, f64)> {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Trains a convnet on MNIST", &["--fake"])?;
+    let args = TrainArgs::parse_program("Trains a convnet on MNIST", &["--fake", "--find-lr"])?;
     let (train, test, target) = data()?;
     let validation = ScalarStats::from_names(["cross_entropy_loss", "accuracy"]).prefix("val");
     let config = TrainConfig::new(Convnet, train.shuffle().batch(128))

@@ -184,7 +184,10 @@ fn data() -> [Flow; 2] {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Writes dates of many formats in one, with attention", &["--fake"])?;
+    let args = TrainArgs::parse_program(
+        "Writes dates of many formats in one, with attention",
+        &["--fake", "--find-lr"],
+    )?;
     let [train, test] = data();
     // Every token counts the same, however many a batch has.
     let loss = ScalarStats::new("token_loss").weighted_by("tokens").prefix("val");

@@ -241,7 +241,7 @@ fn evaluate(trained: Trained, loss: Loss, [train, test]: &[Digits; 2]) -> Result
 }
 
 fn main() -> Result<()> {
-    let Args { train: args, loss } = tensorpack::command_line::parse_without(&["--fake"])?;
+    let Args { train: args, loss } = tensorpack::command_line::parse_without(&["--fake", "--find-lr"])?;
     let data = digits::load(args.assert)?;
     let train = ByClass::new(data[0].clone())?;
     let epochs = if args.full { 50 } else { 5 };

@@ -149,7 +149,8 @@ fn data(train: Digits, test: Digits) -> [Flow; 2] {
 }
 
 fn main() -> Result<()> {
-    let Args { train: args, no_transformer } = tensorpack::command_line::parse_without(&["--fake"])?;
+    let Args { train: args, no_transformer } =
+        tensorpack::command_line::parse_without(&["--fake", "--find-lr"])?;
     let [train, images] = digits::load(args.assert)?;
     let [train, test] = data(train, images.clone());
     let epochs = if args.full { 60 } else { 6 };

@@ -132,7 +132,7 @@ fn evaluate(trained: Trained) -> Result<(f64, f64)> {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Restores halved photographs", &[])?;
+    let args = TrainArgs::parse_program("Restores halved photographs", &["--find-lr"])?;
     let [train, test] = data(args.fake)?;
     let epochs = if args.full { 100 } else { 5 };
     let validation = ScalarStats::from_names(["mean_squared_error", "psnr"]);

@@ -63,15 +63,24 @@ pub fn parse_without<P: Parser>(options: &[&str]) -> Result<P> {
 }
 
 /// Parses the command line of this process with a command to which some options do not apply, and
-/// keeps the options for [`process_options`].
+/// keeps the options for [`process_options`] and [`process_takes`].
 pub(crate) fn process_matches(command: Command, options: &[&str]) -> Result<ArgMatches> {
     let matches = matches_without(command.clone(), options, std::env::args_os())?;
     *OPTIONS.lock().unwrap_or_else(PoisonError::into_inner) = given_options(&command, &matches);
+    *WITHOUT.lock().unwrap_or_else(PoisonError::into_inner) = options.iter().map(|o| o.to_string()).collect();
     Ok(matches)
 }
 
 /// The options of this process, as it was started.
 static OPTIONS: LazyLock<Mutex<Map<String, serde_json::Value>>> = LazyLock::new(Mutex::default);
+
+/// The options that do not apply to this process.
+static WITHOUT: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Returns whether an option applies to this process, so that an error may advise to give it.
+pub(crate) fn process_takes(option: &str) -> bool {
+    !WITHOUT.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|without| without == option)
+}
 
 /// Returns the options that were given to this process on its command line, by `--set` or in a
 /// `--config` file, by their long names. Empty if it has parsed no command line.
@@ -410,6 +419,14 @@ mod tests {
         let expected =
             serde_json::json!({"data": ["a", "b"], "fresh": true, "name": "x y", "set": "name=x y"});
         assert_eq!(serde_json::Value::from(given_options(&Own::command(), &matches)), expected);
+    }
+
+    #[test]
+    fn the_process_knows_which_options_do_not_apply() {
+        // It takes the command line of the tests.
+        let words = Arg::new("words").num_args(0..).trailing_var_arg(true).allow_hyphen_values(true);
+        process_matches(Args::command().arg(words), &["--color"]).unwrap();
+        assert!(!process_takes("--color") && process_takes("--trainer"));
     }
 
     #[test]

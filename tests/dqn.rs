@@ -18,6 +18,7 @@ use tensorpack::io::Checkpoint;
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 use tensorpack::tower::TowerFunc;
+use tensorpack::train::TrainArgs;
 use trainer::Settings;
 
 /// The values of actions, which are what plays.
@@ -122,9 +123,8 @@ fn the_number_of_simulator_threads_changes_nothing() {
     assert_eq!(play(8), one);
 }
 
-/// Trains for this many epochs of a run of three. Returns its last checkpoint.
-fn train(rules: Rules, dir: &Path, epochs: u64) -> Checkpoint {
-    let settings = Settings {
+fn settings(rules: Rules) -> Settings {
+    Settings {
         rules,
         games: 4,
         capacity: 150,
@@ -138,9 +138,36 @@ fn train(rules: Rules, dir: &Path, epochs: u64) -> Checkpoint {
         evaluation: 3,
         solved_at: f64::INFINITY,
         seed: 5,
+    }
+}
+
+#[test]
+fn a_dry_run_draws_a_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    let logdir = dir.path().join("run");
+    for rules in [Rules::CartPole, Rules::Catch] {
+        let config = RunConfig::new().logdir(&logdir).steps_per_epoch(20).quiet().dry_run();
+        let checked = trainer::train(settings(rules), config).unwrap();
+        assert_eq!((checked.session.run_index().unwrap(), logdir.exists()), (0, false));
+    }
+}
+
+#[test]
+fn several_devices_are_an_error() {
+    let configure = |options: &[&str]| {
+        let args = TrainArgs::parse_options(options.iter().copied()).unwrap();
+        games::configure("dqn", Rules::Catch, &args, (1, 1))
     };
+    let e = configure(&["--devices", "cpu:0,cpu:1"]).err().expect("an error");
+    assert_eq!(e.kind(), tensorpack::ErrorKind::Argument, "{e}");
+    assert!(e.message().contains("--devices"), "{e}");
+    assert_eq!(configure(&["--devices", "cpu:1"]).unwrap().steps, 1);
+}
+
+/// Trains for this many epochs of a run of three. Returns its last checkpoint.
+fn train(rules: Rules, dir: &Path, epochs: u64) -> Checkpoint {
     let config = RunConfig::new().logdir(dir).steps_per_epoch(20).max_epoch(epochs).quiet();
-    trainer::train(settings, config).unwrap();
+    trainer::train(settings(rules), config).unwrap();
     resumed_games::last_checkpoint(dir)
 }
 

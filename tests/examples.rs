@@ -30,6 +30,23 @@ fn examples_print_nothing_that_may_panic() {
     assert!(!lines_with("say!").is_empty());
 }
 
+/// A learning rate can be searched for only if it is a hyper-parameter of a trainer with one cost.
+#[test]
+fn examples_offer_no_search_for_a_learning_rate_that_they_cannot_do() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut searching = Vec::new();
+    for file in sources(&folder) {
+        let source = std::fs::read_to_string(&file).unwrap();
+        let parses = ["command_line::parse", "TrainArgs::parse_program("].iter().any(|p| source.contains(p));
+        let offers = !source.contains("\"--find-lr\"") && !source.contains("gan::NEED_ONE_COST");
+        if parses && source.contains("TrainArgs") && offers {
+            searching.push(file.strip_prefix(&folder).unwrap().display().to_string());
+        }
+    }
+    // Its optimizer takes its rate from `t.hyper_param("learning_rate", ..)`.
+    assert_eq!(searching, ["ptb_lstm.rs"]);
+}
+
 /// Without a description, `--help` says nothing about the program.
 #[test]
 fn examples_have_a_description() {

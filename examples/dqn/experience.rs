@@ -20,6 +20,8 @@ pub(crate) struct Experience {
     rules: Rules,
     simulators: Simulators,
     replay: ReplayBuffer,
+    /// Random transitions before the first batch.
+    warm_up: usize,
     scores: RecentScores,
     /// Steps that every game has taken.
     steps: u64,
@@ -28,21 +30,32 @@ pub(crate) struct Experience {
 
 impl Experience {
     /// Starts this many games, with an empty replay buffer.
-    pub(crate) fn new(rules: Rules, games: usize, capacity: usize, seed: u64) -> Result<Experience> {
+    pub(crate) fn new(
+        rules: Rules,
+        games: usize,
+        capacity: usize,
+        warm_up: usize,
+        seed: u64,
+    ) -> Result<Experience> {
         let episodes = (0..games).map(|i| Episodes::new(rules, CounterRng::new(seed, &format!("game {i}"))));
         Ok(Experience {
             rules,
             simulators: Simulators::new(episodes.collect(), SIMULATOR_THREADS)?,
             replay: ReplayBuffer::new(capacity, rules.observation_sizes()),
+            warm_up,
             scores: RecentScores::default(),
             steps: 0,
             exploration: CounterRng::new(seed, "exploration"),
         })
     }
 
-    /// Returns the number of transitions in the replay buffer.
-    pub(crate) fn len(&self) -> usize {
-        self.replay.len()
+    /// Plays at random until the replay buffer has enough for a batch.
+    pub(crate) fn warm_up(&mut self) -> Result<()> {
+        while self.replay.len() < self.warm_up {
+            self.play(None, 1.0)?;
+            self.collect()?;
+        }
+        Ok(())
     }
 
     /// Returns what the player sees in all games, as a batch.
@@ -123,7 +136,10 @@ impl InputSource for ReplayInput {
     }
 
     fn next(&mut self) -> Result<&[(String, HostTensor)]> {
-        let batch = self.experience.borrow().replay.sample(self.batch, &self.rng, self.drawn)?;
+        let mut experience = self.experience.borrow_mut();
+        // A dry run reads a batch without a step, which warms up otherwise.
+        experience.warm_up()?;
+        let batch = experience.replay.sample(self.batch, &self.rng, self.drawn)?;
         self.drawn += 1;
         self.feeds.iter_mut().zip(batch).for_each(|((_, feed), value)| *feed = value);
         Ok(&self.feeds)

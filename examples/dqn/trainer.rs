@@ -62,11 +62,7 @@ impl Learn {
 
 impl Iteration for Learn {
     fn run_step(&mut self, cx: &mut StepCx<'_>) -> Result<()> {
-        while self.experience.borrow().len() < self.settings.warm_up {
-            let mut experience = self.experience.borrow_mut();
-            experience.play(None, 1.0)?;
-            experience.collect()?;
-        }
+        self.experience.borrow_mut().warm_up()?;
         let observations = self.experience.borrow().observations()?;
         let values = cx.run_plain(&[&self.q_values], &[("actor/observation", &observations)])?;
         let epsilon = self.epsilon(cx.global_step);
@@ -84,8 +80,8 @@ impl Iteration for Learn {
 
 /// Trains a player with these settings.
 pub(crate) fn train(settings: Settings, config: RunConfig) -> Result<Trained> {
-    let Settings { rules, games, capacity, batch, seed, .. } = settings;
-    let experience = Rc::new(RefCell::new(Experience::new(rules, games, capacity, seed)?));
+    let Settings { rules, games, capacity, warm_up, batch, seed, .. } = settings;
+    let experience = Rc::new(RefCell::new(Experience::new(rules, games, capacity, warm_up, seed)?));
     let mut input = ReplayInput::new(experience.clone(), batch, seed);
 
     let graph = Graph::new();

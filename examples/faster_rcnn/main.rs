@@ -122,7 +122,7 @@ fn drawn(batch: &[HostTensor], detections: &[HostTensor]) -> Result<HostTensor> 
 }
 
 fn main() -> Result<()> {
-    let args: Args = tensorpack::command_line::parse_without(&["--fake"])?;
+    let args: Args = tensorpack::command_line::parse_without(&["--fake", "--find-lr"])?;
     let mut settings = if args.train.full { full() } else { small() };
     let epochs = args.train.max_epoch.unwrap_or(5);
     settings.steps = args.train.steps_per_epoch.map_or(settings.steps, |steps| steps * epochs);

@@ -18,7 +18,7 @@ pub(crate) use evaluation::{Evaluation, MEAN_SCORE};
 pub(crate) use game::{Episodes, Rules, Transition};
 pub(crate) use network::{features, observation_spec};
 pub(crate) use observations::{batch_of_observations, best_actions};
-pub(crate) use program::{EVALUATION, Run, run};
+pub(crate) use program::{EVALUATION, Run, configure, run};
 pub(crate) use scores::RecentScores;
 pub(crate) use simulators::Simulators;
 pub(crate) use states::{find, restore_games, states_of_games};

@@ -28,6 +28,25 @@ pub(crate) struct Run {
     pub(crate) config: RunConfig,
 }
 
+/// Returns the run that these options ask for. `epochs` and `steps_per_epoch` are the defaults.
+pub(crate) fn configure(
+    name: &str,
+    rules: Rules,
+    args: &TrainArgs,
+    (epochs, steps_per_epoch): (u64, u64),
+) -> Result<Run> {
+    // There is one tower: several devices are an error.
+    args.trainer()?;
+    let epochs = args.max_epoch.unwrap_or(epochs);
+    let steps_per_epoch = args.steps_per_epoch.unwrap_or(steps_per_epoch);
+    let config = RunConfig::new()
+        .logdir(format!("train_log/{name}-{}", rules.name()))
+        .max_epoch(epochs)
+        .steps_per_epoch(steps_per_epoch);
+    let (steps, seed) = (epochs * steps_per_epoch, args.seed.unwrap_or(0));
+    Ok(Run { rules, steps, seed, config: args.apply(config)? })
+}
+
 /// Parses the command line, trains, and prints the mean score of the last evaluation. `length` returns
 /// the default number of epochs and of steps per epoch.
 pub(crate) fn run(
@@ -35,22 +54,11 @@ pub(crate) fn run(
     length: impl Fn(Rules) -> (u64, u64),
     train: impl FnOnce(Run) -> Result<Trained>,
 ) -> Result<()> {
-    let args: Args =
-        tensorpack::command_line::parse_without(&["--trainer", "--precision", "--fake", "--full"])?;
+    // The last three need a trainer with one cost.
+    let without = ["--trainer", "--precision", "--fake", "--full", "--find-batch", "--overfit", "--find-lr"];
+    let args: Args = tensorpack::command_line::parse_without(&without)?;
     let (rules, args) = (args.game, args.train);
-    let (epochs, steps_per_epoch) = length(rules);
-    let epochs = args.max_epoch.unwrap_or(epochs);
-    let steps_per_epoch = args.steps_per_epoch.unwrap_or(steps_per_epoch);
-    let config = RunConfig::new()
-        .logdir(format!("train_log/{name}-{}", rules.name()))
-        .max_epoch(epochs)
-        .steps_per_epoch(steps_per_epoch);
-    let trained = train(Run {
-        rules,
-        steps: epochs * steps_per_epoch,
-        seed: args.seed.unwrap_or(0),
-        config: args.apply(config)?,
-    })?;
+    let trained = train(configure(name, rules, &args, length(rules))?)?;
 
     let score = trained.monitors.latest(MEAN_SCORE);
     let score = score.ok_or_else(|| Error::argument("no epoch was trained"))?;

@@ -23,6 +23,6 @@ pub(crate) use judge::{Bar, judge};
 pub(crate) use losses::Losses;
 pub(crate) use model::GanModelDesc;
 pub(crate) use nets::{discriminator, discriminator_features, generator, head};
-pub(crate) use run::{run, train};
+pub(crate) use run::{NEED_ONE_COST, run, train};
 pub(crate) use samples::{add_coded_samples, add_samples, sample_grid};
 pub(crate) use trainer::GanTrainer;

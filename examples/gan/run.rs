@@ -4,6 +4,9 @@ use super::{Bar, GanTrainer, judge, sample_grid};
 use tensorpack::prelude::*;
 use tensorpack::train::{TrainArgs, Trained};
 
+/// The options that need a trainer with one cost. A GAN has two, one for each player.
+pub(crate) const NEED_ONE_COST: [&str; 3] = ["--find-batch", "--overfit", "--find-lr"];
+
 /// Trains for this many epochs of this many steps (or as given on the command line), and writes an image
 /// of samples after each. `train` defines the step.
 pub(crate) fn train(

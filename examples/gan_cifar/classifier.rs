@@ -59,7 +59,7 @@ impl Model for Convnet {
 /// Returns the run directory of the classifier, `given` or the usual one; `None` if this command
 /// evaluates no samples, because it does not train on CIFAR-10 or does not train at all.
 pub(crate) fn directory(args: &TrainArgs, given: Option<PathBuf>) -> Result<Option<PathBuf>> {
-    if args.fake || args.dry_run || args.find_lr || args.find_batch || args.overfit.is_some() {
+    if args.fake || args.dry_run {
         return Ok(None);
     }
     let dir = given.unwrap_or_else(|| PathBuf::from(DIR));

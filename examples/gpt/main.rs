@@ -103,7 +103,8 @@ struct Args {
 }
 
 fn main() -> Result<()> {
-    let Args { train: args, prompt, temperature } = tensorpack::command_line::parse_without(&["--fake"])?;
+    let Args { train: args, prompt, temperature } =
+        tensorpack::command_line::parse_without(&["--fake", "--find-lr"])?;
     let gpt = match args.full {
         true => Gpt { context: 256, blocks: 6, features: 384, heads: 6, dropout: 0.1 },
         false => Gpt { context: 256, blocks: 4, features: 128, heads: 4, dropout: 0.0 },

@@ -132,7 +132,7 @@ fn evaluate(trained: Trained) -> Result<[Score; 2]> {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Detects edges in drawn scenes (HED)", &["--fake"])?;
+    let args = TrainArgs::parse_program("Detects edges in drawn scenes (HED)", &["--fake", "--find-lr"])?;
     let (model, (epochs, steps)) = match args.full {
         true => (Hed::full(), (100, 1000)),
         false => (Hed::default_run(), (5, 200)),

@@ -201,7 +201,7 @@ fn net_names() -> PossibleValuesParser {
 }
 
 fn main() -> Result<()> {
-    let args: Args = tensorpack::command_line::parse()?;
+    let args: Args = tensorpack::command_line::parse_without(&["--find-lr"])?;
     if args.width.is_some_and(|width| !(0.01..=100.0).contains(&width)) {
         return Err(Error::argument("--width must be from 0.01 to 100"));
     }

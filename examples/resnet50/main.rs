@@ -121,7 +121,8 @@ struct Args {
 }
 
 fn main() -> Result<()> {
-    let Args { train: args, data, recompute } = tensorpack::command_line::parse_without(&["--full"])?;
+    let Args { train: args, data, recompute } =
+        tensorpack::command_line::parse_without(&["--full", "--find-lr"])?;
     match (data, args.fake) {
         (Some(root), false) => train_on_images(&args, &root, recompute),
         (None, true) => train_on_dummy_data(&args, recompute),

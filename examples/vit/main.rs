@@ -65,7 +65,7 @@ fn data(fake: bool) -> Result<[Flow; 2]> {
 }
 
 fn main() -> Result<()> {
-    let args = TrainArgs::parse_program("Trains a vision transformer on CIFAR-10", &[])?;
+    let args = TrainArgs::parse_program("Trains a vision transformer on CIFAR-10", &["--find-lr"])?;
     if args.full {
         // The long schedule has no stated result.
         args.without(&["--assert"])?;

@@ -17,8 +17,10 @@ pub struct OverfitCheck {
     cost: Option<FetchHandle>,
     sum: f64,
     count: u64,
+    /// The mean cost of the first pass.
     first: Option<f64>,
-    last: f64,
+    /// The mean cost of the last pass after the first.
+    last: Option<f64>,
     is_done: bool,
 }
 
@@ -28,7 +30,7 @@ const FACTOR: f64 = 10.0;
 impl OverfitCheck {
     /// Checks the cost over passes of this many steps, each a batch.
     pub fn new(batches: u64) -> OverfitCheck {
-        OverfitCheck { batches, cost: None, sum: 0.0, count: 0, first: None, last: f64::NAN, is_done: false }
+        OverfitCheck { batches, cost: None, sum: 0.0, count: 0, first: None, last: None, is_done: false }
     }
 
     /// Adds the cost of a step. Returns an error if the first mean is not positive: such a cost has no
@@ -36,16 +38,22 @@ impl OverfitCheck {
     fn add(&mut self, cost: f64) -> Result<()> {
         self.sum += cost;
         self.count += 1;
-        if self.count == self.batches {
-            self.last = self.sum / self.count as f64;
-            (self.sum, self.count) = (0.0, 0);
-            let first = *self.first.get_or_insert(self.last);
-            if first <= 0.0 {
-                let why = format!("the mean cost of the first pass is {first:.4}, and must be positive");
+        if self.count < self.batches {
+            return Ok(());
+        }
+        let mean = self.sum / self.count as f64;
+        (self.sum, self.count) = (0.0, 0);
+        match self.first {
+            Some(first) => {
+                self.last = Some(mean);
+                self.is_done = mean <= first / FACTOR;
+            }
+            None if mean <= 0.0 => {
+                let why = format!("the mean cost of the first pass is {mean:.4}, and must be positive");
                 return Err(Error::argument(why)
                     .note("whether a model learns is told from a cost that falls to a tenth, towards 0"));
             }
-            self.is_done = self.last <= first / FACTOR;
+            None => self.first = Some(mean),
         }
         Ok(())
     }
@@ -71,11 +79,10 @@ impl Callback for OverfitCheck {
     }
 
     fn trigger_step(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
-        if self.is_done {
-            let first = self.first.unwrap_or(f64::NAN);
+        if let (true, Some(first), Some(last)) = (self.is_done, self.first, self.last) {
             cx.stop(format!(
-                "the model learned {} batches: their cost fell from {first:.4} to {:.4} in {} steps",
-                self.batches, self.last, cx.global_step
+                "the model learned {} batches: their cost fell from {first:.4} to {last:.4} in {} steps",
+                self.batches, cx.global_step
             ));
         }
         Ok(())
@@ -85,14 +92,20 @@ impl Callback for OverfitCheck {
         if self.is_done {
             return Ok(());
         }
-        let first = self.first.unwrap_or(f64::NAN);
+        let (batches, steps) = (self.batches, cx.global_step);
+        let (Some(first), Some(last)) = (self.first, self.last) else {
+            let why = format!("{steps} steps do not show whether the model learns {batches} batches");
+            let needed = batches.saturating_mul(2);
+            return Err(Error::argument(why).note(format!(
+                "the mean costs of two passes are compared: allow at least {needed} steps (--steps-per-epoch, --max-epoch)"
+            )));
+        };
         let why = format!(
-            "the model did not learn {} batches: after {} steps their mean cost is {:.4}, and was {first:.4}; it should \
-             fall by a factor of {FACTOR}",
-            self.batches, cx.global_step, self.last
+            "the model did not learn {batches} batches: after {steps} steps their mean cost is {last:.4}, and was \
+             {first:.4}; it should fall by a factor of {FACTOR}"
         );
         Err(Error::argument(why).note(
-            "check the data, the gradients and the learning rate (--find-lr), or allow more steps (--max-epoch)",
+            "check the data, the gradients and the learning rate, or allow more steps (--steps-per-epoch, --max-epoch)",
         ))
     }
 }

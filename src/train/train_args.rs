@@ -320,12 +320,7 @@ impl TrainArgs {
     /// Returns the selected trainer. Defaults to [`SimpleTrainer`]. Returns an error if there are more
     /// devices than towers.
     pub fn trainer(&self) -> Result<SingleCostTrainer> {
-        let (devices, towers) = (self.devices().len(), self.towers());
-        if devices > towers {
-            let trainer = self.trainer.as_deref().unwrap_or("simple");
-            let why = format!("--devices lists {devices} devices, but the trainer {trainer} uses one");
-            return Err(Error::argument(why).note("select another one, such as --trainer sync-replicated"));
-        }
+        self.check_devices(command_line::process_takes("--trainer"))?;
         match self.trainer.as_deref() {
             None | Some("simple") => Ok(SimpleTrainer::new().into()),
             Some("queue") => Ok(QueueInputTrainer::new().into()),
@@ -337,6 +332,24 @@ impl TrainArgs {
             Some("async") => Ok(AsyncMultiGpuTrainer::on(self.devices()).into()),
             Some(other) => Err(Error::argument(format!("--trainer: unknown trainer {other:?}"))),
         }
+    }
+
+    /// Returns an error if there are more devices than towers. `can_select` says whether the program has
+    /// the option `--trainer`.
+    fn check_devices(&self, can_select: bool) -> Result<()> {
+        let (devices, towers) = (self.devices().len(), self.towers());
+        if devices <= towers {
+            return Ok(());
+        }
+        let (trainer, advice) = match can_select {
+            true => {
+                let name = self.trainer.as_deref().unwrap_or("simple");
+                (format!("the trainer {name}"), "select another one, such as --trainer sync-replicated")
+            }
+            false => ("this program".into(), "list one device: the program has no trainer for several"),
+        };
+        let why = format!("--devices lists {devices} devices, but {trainer} uses one");
+        Err(Error::argument(why).note(advice))
     }
 
     /// Returns the number of towers of the selected trainer, in this process. Each takes its own
@@ -442,6 +455,15 @@ mod tests {
             assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
             assert!(e.message().contains("--devices"), "{e}");
         }
+    }
+
+    #[test]
+    fn no_trainer_is_advised_where_none_can_be_selected() {
+        let e = |can_select| args("--devices cpu:0,cpu:1").unwrap().check_devices(can_select).unwrap_err();
+        assert!(e(true).to_string().contains("--trainer"), "{}", e(true));
+        assert!(!e(false).to_string().contains("--trainer"), "{}", e(false));
+        assert_eq!(e(false).kind(), ErrorKind::Argument);
+        args("--devices cpu:1").unwrap().check_devices(false).unwrap();
     }
 
     #[test]

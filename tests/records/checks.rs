@@ -96,6 +96,18 @@ fn a_model_that_does_not_learn_is_an_error() {
     assert!(e.to_string().contains("did not learn 2") && e.to_string().contains("20 steps"), "{e}");
 }
 
+/// Two means are compared, each over all batches.
+#[test]
+fn too_few_steps_to_see_whether_a_model_learns() {
+    for steps in [3, 4, 7] {
+        let config = TrainConfig::new(Line, line(4)).steps_per_epoch(steps).max_epoch(1).no_logdir();
+        let e = train(config.callback(OverfitCheck::new(4))).err().expect("an error");
+        assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
+        assert!(e.message().contains(&format!("{steps} steps")) && e.to_string().contains("8 steps"), "{e}");
+        assert!(!e.to_string().contains("NaN"), "{e}");
+    }
+}
+
 /// Keeps the learning rate of every step.
 struct Rates(Arc<Mutex<Vec<f64>>>);
 

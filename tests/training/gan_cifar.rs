@@ -121,8 +121,8 @@ fn a_classifier_is_trained_only_if_samples_are_evaluated() {
     };
     assert_eq!(directory(&[], Some("a")).unwrap(), Some(PathBuf::from("a")));
     assert!(directory(&["--seed=3"], None).unwrap().is_some());
-    for line in [&["--fake"][..], &["--dry-run"], &["--find-lr"], &["--find-batch"], &["--overfit=2"]] {
-        assert_eq!(directory(line, Some("a")).unwrap(), None, "{line:?}");
+    for option in ["--fake", "--dry-run"] {
+        assert_eq!(directory(&[option], Some("a")).unwrap(), None, "{option}");
     }
     let e = directory(&["--logdir=a"], Some("a")).unwrap_err();
     assert!(e.to_string().contains("--classifier DIR names another"), "{e}");
