@@ -787,6 +787,7 @@ fn integers() -> Vec<Row> {
         Exact "clipped integers" (x) [] => x.maximum(&(x * 0.0)).minimum(&(x * 0.0 + 3.0)); |d| { let x = of_class(d, is_signed)?; draft(&[x], vec![]) };
         Exact "one-hot" (x) [n: usize] => x.one_hot(n, float); |d| { let x = of_class(d, is_int)?; let n = d.size(); (d.info(x).rank() < 5).then(|| scaled(&[x], vec![int(n)], 1.0))? };
         Exact "iota" (x) [n: usize] => t.graph().iota(n, float) * 0.1 + x.sum(); |d| { let x = d.float(|i| i.len() < 4)?; let n = d.size(); let s = d.scale(x) + 2.0; scaled(&[x], vec![int(n)], s) };
+        Exact "full like" (x) [v: f64] => x.zeros_like() + x * x.ones_like() + x.full_like(v); with_real;
         Exact "iota like" (x) [a: isize] => x.iota_like(a, DType::I32); axis;
         Exact "constant" (x) [n: usize] => x.sum() + t.graph().constant(HostTensor::from_f64(float, [n], &vec![0.3; n]).expect("n values"));
             |d| { let x = d.float(|i| i.len() < 9)?; let n = d.size(); let s = d.scale(x) * 3.0; scaled(&[x], vec![int(n)], s) };

@@ -1,7 +1,7 @@
 //! Constant folding: kernels that read constants only run once, when the program is compiled.
 
 use super::pipeline::PassCx;
-use crate::kir::{BufferKind, Kernel, KernelNode, Program, View};
+use crate::kir::{BufferKind, Kernel, KernelNode, Program, Step, View};
 use tensorpack_tensor::Result;
 
 /// Elements of a result that is stored even if it only repeats what it is made from.
@@ -43,11 +43,15 @@ pub(super) fn fold_constants(program: &mut Program, cx: &mut PassCx<'_>) -> Resu
     Ok(())
 }
 
-/// Returns whether the result of a kernel is large, and larger than all that it is made from.
+/// Returns whether the result of a kernel is large, and repeats a smaller one or a number.
 fn repeats(node: &KernelNode, program: &Program) -> bool {
     let reads = node.kernel.reads();
     let made_from: usize = reads.iter().map(|v| program.buffer(v.buffer).len()).sum();
     let made: usize = node.outputs.iter().map(|&b| program.buffer(b).len()).sum();
-    let copies = matches!(node.kernel, Kernel::Map(_) | Kernel::Copy(_));
-    copies && !reads.is_empty() && made > SMALL.max(made_from)
+    let copies = match &node.kernel {
+        Kernel::Map(body) => !body.expr.steps.iter().any(|step| matches!(step, Step::Index { .. })),
+        Kernel::Copy(_) => true,
+        _ => false,
+    };
+    copies && made > SMALL.max(made_from)
 }
