@@ -27,9 +27,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of connections whose peers have not proved it yet. One more closes the oldest, so
 /// connections that send nothing cannot keep a rank out.
 const MAX_PENDING: usize = 64;
-/// The time that ranks have to close their connections after a failure. A rank that was stopped does
-/// not.
-const HANG_UP_TIMEOUT: Duration = Duration::from_millis(500);
+/// The time that ranks have to close their connections after a failure, also if other processes keep
+/// their machine busy. A rank that was stopped does not.
+const HANG_UP_TIMEOUT: Duration = Duration::from_secs(2);
 /// The number of messages that may wait to be written to one rank.
 const MAX_QUEUED: usize = 8192;
 /// The number of peers whose refusal is logged.
