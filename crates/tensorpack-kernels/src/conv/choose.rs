@@ -24,7 +24,7 @@
 //! for each row of outputs: see [`Microkernel`].
 
 use super::conv2d::Conv2d;
-use super::correlation::Correlation;
+use super::correlation::{Correlation, LANES};
 use super::winograd_stride2::{self, WinogradStride2};
 use super::winograd_tiles::TileSize;
 
@@ -44,8 +44,6 @@ const MAX_CHANNEL_PAIRS_TWO: usize = 96 * 96;
 
 /// With fewer input channels, adding the products up costs more than full vectors save.
 const MIN_CHANNELS_COL2IM: usize = 16;
-/// Elements of a vector.
-const LANES: usize = 16;
 
 /// How a convolution or one of its gradients is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

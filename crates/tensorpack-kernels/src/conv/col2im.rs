@@ -6,13 +6,10 @@
 //! row reach neighboring outputs: with channels last, their products are one run of elements.
 
 use crate::Block;
-use crate::conv::correlation::{Blocking, Correlation};
+use crate::conv::correlation::{Blocking, Correlation, LANES, panel_cols};
 
 /// Pixels multiplied at a time, so that their products stay in the L1 cache.
 const PIXELS: usize = 64;
-/// Elements of the widest vector, and the most of them in a panel of the filter.
-const LANES: usize = 16;
-const MAX_VECTORS: usize = 4;
 
 /// A convolution with stride 1, or any input gradient, without dilation along rows: each input is
 /// multiplied by every tap.
@@ -45,11 +42,8 @@ impl Col2im {
         self.cols().next_multiple_of(LANES)
     }
 
-    /// Returns the columns of every panel of the filter but the last. All of them have about the same
-    /// number of vectors.
     fn panel_cols(&self) -> usize {
-        let vectors = self.cols().div_ceil(LANES);
-        vectors.div_ceil(vectors.div_ceil(MAX_VECTORS)) * LANES
+        panel_cols(self.cols())
     }
 
     /// Returns the number of panels of the filter, which are packed independently.

@@ -67,6 +67,18 @@ pub(crate) struct Part {
     pub(crate) cols: Range<usize>,
 }
 
+/// Elements of the widest vector.
+pub(crate) const LANES: usize = 16;
+/// The most vectors in a panel of a filter that is multiplied as a matrix.
+const MAX_VECTORS: usize = 4;
+
+/// Returns the columns of every panel but the last of a matrix with `cols` columns: all panels have about
+/// the same number of vectors, because one with a single vector takes as long as one with two.
+pub(crate) fn panel_cols(cols: usize) -> usize {
+    let vectors = cols.div_ceil(LANES);
+    vectors.div_ceil(vectors.div_ceil(MAX_VECTORS)) * LANES
+}
+
 /// Columns packed by one chunk: a multiple of every panel width.
 pub(crate) const PACK_COLS: usize = 32;
 /// Maximum size of the window of a chunk: it should stay in a part of the L2 cache.

@@ -55,8 +55,8 @@ pub(crate) trait ConvKernels: TileKernels<Element: PackElement> {
     }
 }
 
-/// The kernels of the other algorithms for one vector type. There are none for bf16, because transformed tiles
-/// would have to be rounded again, and none for f64, which is there for its precision.
+/// The kernels of Winograd and col2im for one vector type. There are none for bf16, because transformed
+/// tiles would have to be rounded again, and none for f64, which is there for its precision.
 pub(crate) trait WinogradKernels: ConvKernels<Element = f32> {
     /// The transforms of F(2x2, 3x3) and F(4x4, 3x3).
     const TRANSFORMS: &'static TransformTable;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::Block;
-use crate::conv::correlation::Correlation;
+use crate::conv::correlation::{Correlation, LANES, panel_cols};
 use crate::conv::winograd_tiles::{TileSize, WinogradTiles, plane};
 use crate::partition;
 
@@ -27,9 +27,6 @@ const FAR_BYTES: usize = 16 << 20;
 const MOST_TERMS: usize = 128;
 /// Enough chunks for all threads.
 const ENOUGH_CHUNKS: usize = 16;
-/// Elements of the widest vector, and the most of them in a panel of the filter.
-const LANES: usize = 16;
-const MAX_VECTORS: usize = 4;
 
 /// A convolution, or its input gradient, divided into tiles and chunks.
 #[derive(Clone, Copy, Debug)]
@@ -66,11 +63,8 @@ impl Winograd {
         }
     }
 
-    /// Returns the columns of every panel of the filter but the last: all panels have about the same
-    /// number of vectors, because one with a single vector takes as long as one with two.
     fn panel_cols(&self) -> usize {
-        let vectors = self.tiles.work.out_channels().div_ceil(LANES);
-        vectors.div_ceil(vectors.div_ceil(MAX_VECTORS)) * LANES
+        panel_cols(self.tiles.work.out_channels())
     }
 
     /// Returns the number of panels of the filter, which are transformed independently.
