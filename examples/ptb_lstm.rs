@@ -41,6 +41,8 @@ pub(crate) struct Model {
     pub(crate) init: f64,
     /// The same for biases.
     pub(crate) bias_init: f64,
+    /// How many times as fast the biases of the LSTM layers learn.
+    pub(crate) bias_rate: f64,
     pub(crate) dropout: f64,
     /// The largest global norm of the gradients; larger ones are scaled down to it.
     pub(crate) clip: f64,
@@ -51,7 +53,13 @@ pub(crate) struct Model {
 impl Model {
     /// Creates a model in f32 with the usual initialization and clipping. Biases start at zero.
     pub(crate) const fn new(units: usize, dropout: f64) -> Model {
-        Model { units, init: 0.05, bias_init: 0.0, dropout, clip: 5.0, dtype: DType::F32 }
+        Model { units, init: 0.05, bias_init: 0.0, bias_rate: 1.0, dropout, clip: 5.0, dtype: DType::F32 }
+    }
+
+    /// Creates a model of Zaremba et al. (2014). Biases start like the weights. The authors' LSTM has two
+    /// bias vectors, which have the same gradient, so their sum learns twice as fast as one vector.
+    const fn published(units: usize, dropout: f64, init: f64, clip: f64) -> Model {
+        Model { init, bias_init: init, bias_rate: 2.0, clip, ..Model::new(units, dropout) }
     }
 
     /// Returns the logits of the next words, and the state of each layer after the last word. `before` is
@@ -116,7 +124,10 @@ impl ModelDesc for Model {
     }
 
     fn optimizer(&self, t: &TowerContext) -> Box<dyn Optimizer> {
-        Sgd::new(t.hyper_param("learning_rate", 1.0)).process(GlobalNormClip::new(self.clip)).boxed()
+        Sgd::new(t.hyper_param("learning_rate", 1.0))
+            .process(GlobalNormClip::new(self.clip))
+            .process(ScaleGradient::new("lstm./b", self.bias_rate))
+            .boxed()
     }
 }
 
@@ -310,14 +321,14 @@ pub(crate) struct Plan {
 const SHORT: Plan =
     Plan { model: Model::new(200, 0.2), constant: 3, factor: 0.5, epochs: 8, one_sequence: false };
 pub(crate) const MEDIUM: Plan = Plan {
-    model: Model { bias_init: 0.05, ..Model::new(650, 0.5) },
+    model: Model::published(650, 0.5, 0.05, 5.0),
     constant: 6,
     factor: 1.0 / 1.2,
     epochs: 39,
     one_sequence: true,
 };
 pub(crate) const LARGE: Plan = Plan {
-    model: Model { init: 0.04, bias_init: 0.04, clip: 10.0, ..Model::new(1500, 0.65) },
+    model: Model::published(1500, 0.65, 0.04, 10.0),
     constant: 14,
     factor: 1.0 / 1.15,
     epochs: 55,
@@ -377,7 +388,7 @@ impl Args {
         match (self.train.full, self.size) {
             (false, None) => Ok((SHORT, Goal::Validation(110.0))),
             (false, Some(_)) => Err(Error::argument("--size needs --full")),
-            (true, None | Some(Size::Medium)) => Ok((MEDIUM, Goal::Test(84.2))),
+            (true, None | Some(Size::Medium)) => Ok((MEDIUM, Goal::Test(83.5))),
             (true, Some(Size::Large)) => Ok((LARGE, Goal::Test(79.5))),
         }
     }

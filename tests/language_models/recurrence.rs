@@ -138,3 +138,23 @@ fn biases_of_the_published_models_start_like_the_weights() {
         }
     }
 }
+
+#[test]
+fn biases_of_the_published_models_learn_twice_as_fast() {
+    let step = |bias_rate| {
+        let dir = tempfile::tempdir().unwrap();
+        let texts = [Split::Train, Split::Valid, Split::Test].map(|split| beginning(split, 80 * BATCH));
+        // Biases start at zero, so after one step they are the update.
+        let model = Model { bias_rate, ..Model::new(4, 0.0) };
+        let config = config(Plan { model, ..tiny(1, false) }, texts).unwrap().logdir(dir.path());
+        let trained = launch_train_with_config(config.steps_per_epoch(1), SimpleTrainer::new()).unwrap();
+        move |name: &str| trained.session.read(name).unwrap().to_f64_vec()
+    };
+    assert_eq!((MEDIUM.model.bias_rate, LARGE.model.bias_rate), (2.0, 2.0));
+    let (one, two) = (step(1.0), step(2.0));
+    for (name, factor) in [("lstm0/b", 2.0), ("lstm1/b", 2.0), ("lstm0/U", 1.0), ("fc/b", 1.0)] {
+        let expected: Vec<f64> = one(name).into_iter().map(|value| factor * value).collect();
+        assert!(expected.iter().any(|value| *value != 0.0), "{name}");
+        assert_eq!(two(name), expected, "{name}");
+    }
+}
