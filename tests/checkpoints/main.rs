@@ -291,7 +291,7 @@ fn a_child_of_a_killed_process_does_not_keep_the_lock() {
         };
         // SAFETY: `write` and a sleep may be called between `fork` and `exec`.
         unsafe { child.pre_exec(wait) };
-        child.spawn().unwrap();
+        child.status().unwrap();
         return;
     }
     let dir = tempfile::tempdir().unwrap();
