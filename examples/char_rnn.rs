@@ -146,9 +146,27 @@ impl Generator {
     }
 }
 
+/// The options of training that `--sample` would ignore. Those for the run's directory and its log do no harm.
+const TRAINING: [&str; 14] = [
+    "--max-epoch",
+    "--steps-per-epoch",
+    "--steps-per-launch",
+    "--trainer",
+    "--devices",
+    "--threads-per-device",
+    "--precision",
+    "--memory-limit",
+    "--find-batch",
+    "--full",
+    "--assert",
+    "--summary",
+    "--dry-run",
+    "--overfit",
+];
+
 /// Trains a character-level LSTM on the Penn Treebank or another text, and generates text.
 #[derive(Parser)]
-struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     train: TrainArgs,
     /// A text to train on instead of the Treebank; its last tenth is held out.
@@ -169,6 +187,17 @@ struct Args {
 }
 
 impl Args {
+    /// Returns an error if an option has no meaning.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.sample {
+            self.train.without(&TRAINING).map_err(|e| e.note("--sample only generates text"))?;
+        }
+        if self.temperature.is_nan() || self.temperature <= 0.0 {
+            return Err(Error::argument("--temperature must be positive"));
+        }
+        Ok(())
+    }
+
     /// Returns the text to train on, and the text that is held out.
     fn texts(&self) -> Result<[String; 2]> {
         let Some(path) = &self.text else { return text::treebank(self.train.assert) };
@@ -197,9 +226,7 @@ impl Args {
 
 fn main() -> Result<()> {
     let args: Args = tensorpack::command_line::parse_without(&["--fake", "--find-lr"])?;
-    if args.temperature.is_nan() || args.temperature <= 0.0 {
-        return Err(Error::argument("--temperature must be positive"));
-    }
+    args.check()?;
     let texts = args.texts()?;
     let alphabet = Alphabet::of(&texts);
     // An untrained LSTM has seen nothing, so there must be something to continue.

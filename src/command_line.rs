@@ -289,7 +289,8 @@ fn setting<'a>(command: &'a Command, key: &str, value: &Value) -> Result<Setting
         named.filter(|(name, _)| !["config", "set", "help"].contains(name))
     };
     let Some((_, option)) = known().find(|(known, _)| *known == name) else {
-        let note = nearest_names("settings", &name, known().map(|(name, _)| name));
+        let shown = known().filter(|(_, arg)| !arg.is_hide_set());
+        let note = nearest_names("settings", &name, shown.map(|(name, _)| name));
         return Err(Error::new(ErrorKind::Argument, format!("there is no setting {key:?}")).note(note));
     };
     let text = |value: &Value| match value {
@@ -349,6 +350,17 @@ mod tests {
         assert!(help(&[]).contains("--color") && help(&[]).starts_with("Paints"));
         assert!(!help(&["--color"]).contains("--color") && help(&["--color"]).starts_with("Paints"));
         assert!(hide(command(), &["--colour"]).is_err());
+    }
+
+    /// A setting that does not apply would be an error, too.
+    #[test]
+    fn the_nearest_settings_are_those_that_apply() {
+        let e = |options: &[&str]| {
+            let e = matches_without(Own::command(), options, ["own", "--set", "fres=true"]).unwrap_err();
+            e.to_string()
+        };
+        assert!(e(&[]).contains("fresh"), "{}", e(&[]));
+        assert!(!e(&["--fresh"]).contains("fresh"), "{}", e(&["--fresh"]));
     }
 
     /// A program with options of its own.

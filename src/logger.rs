@@ -41,8 +41,14 @@ fn logger() -> &'static Logger {
 /// contains the panics of all threads; the panic hook of the program is called as before.
 pub fn init() {
     if log::set_logger(logger()).is_ok() {
-        let level = std::env::var("TENSORPACK_LOG").ok().and_then(|l| l.parse().ok());
-        log::set_max_level(level.unwrap_or(LevelFilter::Info));
+        let set = std::env::var("TENSORPACK_LOG").ok().filter(|set| !set.is_empty());
+        let level = set.as_deref().map(str::parse::<LevelFilter>);
+        log::set_max_level(
+            level.as_ref().and_then(|level| level.as_ref().ok().copied()).unwrap_or(LevelFilter::Info),
+        );
+        if let (Some(set), Some(Err(_))) = (&set, &level) {
+            log::warn!("TENSORPACK_LOG={set} is no level: use error, warn, info, debug or off");
+        }
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             record_panic(panic);

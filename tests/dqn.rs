@@ -164,6 +164,18 @@ fn several_devices_are_an_error() {
     assert_eq!(configure(&["--devices", "cpu:1"]).unwrap().steps, 1);
 }
 
+/// Learning rates fall over this length: it is neither zero nor smaller than what was asked for.
+#[test]
+fn the_length_of_a_run_does_not_overflow() {
+    let steps = |options: &str| {
+        let args = TrainArgs::parse_options(options.split_whitespace()).unwrap();
+        games::configure("dqn", Rules::Catch, &args, (1, 1)).unwrap().steps
+    };
+    assert_eq!(steps("--max-epoch 3 --steps-per-epoch 5"), 15);
+    assert_eq!(steps("--max-epoch 0"), 1);
+    assert_eq!(steps("--max-epoch 9223372036854775808 --steps-per-epoch 2"), u64::MAX);
+}
+
 /// Trains for this many epochs of a run of three. Returns its last checkpoint.
 fn train(rules: Rules, dir: &Path, epochs: u64) -> Checkpoint {
     let config = RunConfig::new().logdir(dir).steps_per_epoch(20).max_epoch(epochs).quiet();

@@ -73,6 +73,13 @@ fn a_folder_in_coco_format_is_read() -> Result<()> {
 
     let error = Coco::read(dir.path(), "train2017", true).err().expect("there is no such part");
     assert_mentions(error.to_string(), &["instances_train2017.json"]);
+
+    let empty =
+        json!({ "images": [{ "id": 9, "file_name": "high.png" }], "categories": [], "annotations": [] });
+    std::fs::write(dir.path().join("annotations/instances_val2017.json"), empty.to_string()).unwrap();
+    Coco::read(dir.path(), "val2017", false)?;
+    let error = Coco::read(dir.path(), "val2017", true).err().expect("nothing is annotated");
+    assert_mentions(error.to_string(), &["instances_val2017.json", "no images with objects"]);
     Ok(())
 }
 

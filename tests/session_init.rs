@@ -250,6 +250,8 @@ fn an_unrecognized_path_is_an_error() {
     assert!(smart_init(&missing).err().unwrap().message().starts_with("cannot load "));
     let e = smart_init(dir.path()).unwrap().init(&session).unwrap_err();
     assert!(e.message().starts_with("there is no checkpoint in "), "{e}");
+    let e = SaverRestore::new(dir.path().join("no_run")).init(&session).unwrap_err();
+    assert!(e.message().contains("no_run") && e.message().contains("No such file"), "{e}");
     std::fs::write(dir.path().join("model.pth"), "").unwrap();
     assert!(smart_init(dir.path().join("model.pth")).unwrap().init(&session).is_err());
 }

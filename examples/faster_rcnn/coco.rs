@@ -68,6 +68,9 @@ impl Coco {
             }
         }
         images.retain(|image| !with_objects || !image.objects.is_empty());
+        if images.is_empty() {
+            return Err(at(format!("no images{}", if with_objects { " with objects" } else { "" })));
+        }
         Ok(Coco { classes: categories.into_iter().map(|(_, name)| name).collect(), images })
     }
 

@@ -25,6 +25,8 @@ use tensorpack::prelude::*;
 use tensorpack::say;
 use tensorpack::train::TrainArgs;
 
+/// The epochs of a default run. `Settings::steps` divides into them.
+const EPOCHS: u64 = 5;
 /// The smallest average precision on drawn scenes that `--assert` accepts.
 const TARGET: f64 = 0.68;
 
@@ -84,6 +86,13 @@ fn data(args: &Args, settings: &mut Settings) -> Result<([Flow; 2], Vec<String>)
     };
     let (train, test) = (Coco::read(dir, "train2017", true)?, Coco::read(dir, "val2017", false)?);
     let classes = train.classes.clone();
+    if test.classes != classes {
+        return Err(Error::argument(format!(
+            "{}: train2017 and val2017 differ in their categories",
+            dir.display()
+        ))
+        .note("both lists must have the same ids and names"));
+    }
     (settings.classes, settings.max_objects) = (classes.len(), settings.max_objects.max(32));
     let [train, test] = [train, test].map(|part| part.into_flow(settings.size, settings.max_objects));
     Ok(([train.shuffle().into_flow(), test], classes))
@@ -124,15 +133,17 @@ fn drawn(batch: &[HostTensor], detections: &[HostTensor]) -> Result<HostTensor> 
 fn main() -> Result<()> {
     let args: Args = tensorpack::command_line::parse_without(&["--fake", "--find-lr"])?;
     let mut settings = if args.train.full { full() } else { small() };
-    let epochs = args.train.max_epoch.unwrap_or(5);
-    settings.steps = args.train.steps_per_epoch.map_or(settings.steps, |steps| steps * epochs);
+    let epochs = args.train.max_epoch.unwrap_or(EPOCHS);
+    let steps = args.train.steps_per_epoch.unwrap_or(settings.steps / EPOCHS);
+    // The learning rate falls over the whole run. Its schedule needs a step.
+    settings.steps = epochs.saturating_mul(steps).max(1);
     let ([train, test], classes) = data(&args, &mut settings)?;
-    let (batch, steps) = (settings.batch, settings.steps / epochs.max(1));
+    let batch = settings.batch;
     say!("{} classes: {}", classes.len(), classes.join(", "));
     let metric = MeanAveragePrecision::new().crowd("gt_crowd").prefix("val");
     let runner = InferenceRunner::new(test.clone().batch(20).keep_remainder(), [metric]);
     let config = TrainConfig::new(Detector::new(settings)?, train.repeat_forever().batch(batch).prefetch(4))
-        .steps_per_epoch(steps.max(1))
+        .steps_per_epoch(steps)
         .callback(ModelSaver::new())
         .callback(runner)
         .callback(MaxSaver::new("val_ap"))

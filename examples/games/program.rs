@@ -43,7 +43,9 @@ pub(crate) fn configure(
         .logdir(format!("train_log/{name}-{}", rules.name()))
         .max_epoch(epochs)
         .steps_per_epoch(steps_per_epoch);
-    let (steps, seed) = (epochs * steps_per_epoch, args.seed.unwrap_or(0));
+    // Schedules need a step, even if `--max-epoch 0` trains none.
+    let steps = epochs.saturating_mul(steps_per_epoch).max(1);
+    let seed = args.seed.unwrap_or(0);
     Ok(Run { rules, steps, seed, config: args.apply(config)? })
 }
 

@@ -31,7 +31,7 @@ impl Bar {
 /// sample that counts as a digit. With `--assert`, a result below the bar is an error.
 pub(crate) fn judge(args: &TrainArgs, trained: &Trained, bar: &Bar) -> Result<Vec<Option<usize>>> {
     if args.fake {
-        return args.without(&["--assert"]).map(|()| Vec::new());
+        return Ok(Vec::new());
     }
     let samples = trained.session.graph().fetch("samples")?;
     let samples = trained.session.run(&[&samples], &[])?.swap_remove(0);

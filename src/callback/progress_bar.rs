@@ -218,8 +218,11 @@ impl Callback for ProgressBar {
 
     fn before_epoch(&mut self, cx: &mut TrainCx<'_>) -> Result<()> {
         self.is_live = terminal::has_live_line();
-        let set = std::env::var("TENSORPACK_PROGRESS_REFRESH").ok().and_then(|s| s.parse().ok());
-        let set = set.filter(|s: &f64| *s >= 0.0 && *s < 1e9);
+        let text = std::env::var("TENSORPACK_PROGRESS_REFRESH").ok().filter(|text| !text.is_empty());
+        let set = text.as_deref().and_then(|text| text.parse().ok()).filter(|s: &f64| *s >= 0.0 && *s < 1e9);
+        if let (Some(text), None) = (&text, set) {
+            log::warn!("TENSORPACK_PROGRESS_REFRESH={text} is no number of seconds");
+        }
         self.refresh = Duration::from_secs_f64(set.unwrap_or(if self.is_live { 0.5 } else { 30.0 }));
         self.refresh_steps =
             if self.is_live || set.is_some() { 0 } else { cx.steps_per_epoch.div_ceil(10) as i64 };

@@ -65,6 +65,8 @@ pub(crate) struct TrainState {
     pub(crate) checkpoints: Option<CheckpointWriter>,
     /// The settings of this run, to compare with those of the run that resumes it.
     pub(crate) settings: Map<String, Value>,
+    /// The options that choose what is trained; `Null` if the program has no `TrainArgs`.
+    pub(crate) task_options: Value,
     pub(crate) seed: u64,
     pub(crate) logdir: Option<PathBuf>,
     pub(crate) interrupt: Interrupt,
@@ -125,6 +127,7 @@ impl TrainState {
             skipped: SkippedSteps::default(),
             checkpoints: None,
             settings: Map::new(),
+            task_options: Value::Null,
             seed: 0,
             logdir: None,
             interrupt: Interrupt::default(),

@@ -2,7 +2,7 @@
 
 use super::checkpoint_store::{latest, pointed_at, tagged};
 use super::safetensors::{self, Named};
-use super::{Checkpoint, RealDisk, Source, hub_folder, npz, pytorch};
+use super::{Checkpoint, RealDisk, Source, failed, hub_folder, npz, pytorch};
 use std::path::{Path, PathBuf};
 use tensorpack_tensor::{Error, HostTensor, Result};
 
@@ -57,6 +57,8 @@ pub fn read_tensors(path: impl AsRef<Path>, key: Option<&str>) -> Result<Named> 
 fn read(path: &Path, key: Option<&str>) -> Result<Named> {
     let inside = if path.is_dir() { hub_folder::weights_file(path)? } else { None };
     let path = inside.as_deref().unwrap_or(path);
+    // A path that does not exist has no format to complain about.
+    std::fs::metadata(path).map_err(failed("read", path))?;
     match (Format::from_path(path)?, key) {
         (Format::Safetensors, None) => safetensors::read(path),
         (Format::Shards, None) => hub_folder::read_shards(path),

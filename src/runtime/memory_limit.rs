@@ -58,12 +58,13 @@ pub fn parse_bytes(text: &str) -> Result<usize> {
 /// Returns an error if `what` needs more than `limit` bytes, which defaults to the available
 /// memory.
 pub(super) fn check(bytes: usize, what: &str, limit: Option<usize>) -> Result<()> {
+    let more = if limit.is_some() { "a higher memory limit" } else { "a machine with more memory" };
     match limit.or_else(available_memory) {
         Some(available) if bytes > available => Err(Error::new(
             ErrorKind::Memory,
             format!("{what} would take {}, but {} are available", human(bytes), human(available)),
         )
-        .note("use a smaller batch or model, or a machine with more memory")),
+        .note(format!("use a smaller batch or model, or {more}"))),
         _ => Ok(()),
     }
 }
@@ -96,5 +97,8 @@ mod tests {
         let e = check(3_000_000_000, "the arena", Some(2_500_000)).unwrap_err();
         assert!(e.message().contains("3.0 GB") && e.message().contains("2.5 MB"), "{e}");
         assert_eq!(e.kind(), ErrorKind::Memory);
+        assert!(e.to_string().contains("a higher memory limit"), "{e}");
+        let e = check(usize::MAX, "the arena", None).map_or_else(|e| e.to_string(), |()| String::new());
+        assert!(!e.contains("limit"), "{e}");
     }
 }

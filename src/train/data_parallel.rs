@@ -51,8 +51,8 @@ impl Devices {
         }
     }
 
-    /// Checks the device list (non-empty, one engine, and what that engine requires) and logs it.
-    pub(super) fn check_and_log(&self) -> Result<()> {
+    /// Checks the device list: non-empty, one engine, and what that engine requires.
+    pub(super) fn check(&self) -> Result<()> {
         let Some(&first) = self.0.first() else {
             return Err(Error::argument("a trainer needs at least one device"));
         };
@@ -60,7 +60,12 @@ impl Devices {
             return Err(device_mismatch(i, *device, first)
                 .note("list only devices of one engine, such as cpu:0, cpu:1 or xla:cuda:0, xla:cuda:1"));
         }
-        first.engine()?.check_towers(&self.0)?;
+        first.engine()?.check_towers(&self.0)
+    }
+
+    /// [Checks](Devices::check) the device list and logs it.
+    pub(super) fn check_and_log(&self) -> Result<()> {
+        self.check()?;
         let names: Vec<String> = self.0.iter().map(Device::to_string).collect();
         log::info!("{} towers on {}", self.count(), names.join(", "));
         Ok(())

@@ -8,7 +8,7 @@ use crate::input::{InputSource, OtherTowers, Start};
 use crate::io::{CapturedCheckpoint, Checkpoint, CheckpointWriter, check_tag};
 use crate::runtime::CapturedValue;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tensorpack_tensor::{Error, ErrorKind, HostTensor, Result};
 use tensorpack_timeline as timeline;
@@ -38,6 +38,7 @@ impl HostState {
             "skipped_steps": state.skipped.total,
             "skipped_in_a_row": state.skipped.in_a_row,
             "settings": state.settings,
+            "options": state.task_options,
             "stop": state.stop_reason,
             "stop_criteria": callbacks.stop_criteria(),
             "input": input.map_or(Value::Null, |i| i.state()),
@@ -204,6 +205,27 @@ fn check_settings(state: &TrainState, saved: &Value) -> Result<()> {
         log::warn!("resuming with changed settings: {}", changed.join("; "));
     }
     Ok(())
+}
+
+/// Warns about options that choose what is trained and that differ from those of the resumed run: data
+/// and schedules may depend on them.
+pub(super) fn warn_of_changed_options(state: &TrainState, checkpoint: &Checkpoint) {
+    // Programs without `TrainArgs` have none, and earlier versions did not save them.
+    let (Some(before), Some(now)) = (checkpoint.state["options"].as_object(), state.task_options.as_object())
+    else {
+        return;
+    };
+    let text = |value: Option<&Value>| value.map_or("not given".into(), Value::to_string);
+    let names: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    let changed: Vec<String> = names
+        .into_iter()
+        .map(|name| (name, before.get(name), now.get(name)))
+        .filter(|(_, before, now)| before != now)
+        .map(|(name, before, now)| format!("--{name} {} (was {})", text(now), text(before)))
+        .collect();
+    if !changed.is_empty() {
+        log::warn!("resuming with changed options: {}", changed.join("; "));
+    }
 }
 
 fn another_run(state: &TrainState, why: String) -> Error {

@@ -47,6 +47,8 @@ pub struct RunConfig {
     pub(super) rerun: Option<Rerun>,
     /// The options of the command line, for the manifest of the run.
     pub(super) options: Value,
+    /// Those of the options that choose what is trained, for the comparison with a resumed run.
+    pub(super) task_options: Value,
     pub(super) keep: Keep,
     pub(super) disk: Option<Box<dyn Disk>>,
     pub(super) nan: NanPolicy,
@@ -77,6 +79,7 @@ impl Default for RunConfig {
             then_exit: false,
             rerun: None,
             options: Value::Null,
+            task_options: Value::Null,
             keep: Keep::default(),
             disk: None,
             nan: NanPolicy::default(),

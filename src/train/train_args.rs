@@ -1,5 +1,6 @@
 //! The options that every training program understands.
 
+use super::data_parallel::Devices;
 use super::train_config::Data;
 use super::{
     AsyncMultiGpuTrainer, Configured, DistributedTrainerParameterServer, DistributedTrainerReplicated,
@@ -16,6 +17,7 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use tensorpack_dataflow::DataFlow;
+use tensorpack_rendezvous::{Launch, LaunchOptions};
 use tensorpack_tensor::{Error, Result};
 
 /// The options of a training program, to be parsed alone or flattened into a program's own options.
@@ -244,6 +246,7 @@ impl TrainArgs {
             run.session_init = Some(smart_init(path)?);
         }
         run.options = self.given();
+        run.task_options = self.task_options(&run.options);
         run.summary |= self.summary;
         run.is_program = true;
         if self.find_lr {
@@ -299,6 +302,18 @@ impl TrainArgs {
         options.into()
     }
 
+    /// Returns those of the given options that choose what is trained: `--fake`, `--full` and those of
+    /// the program itself.
+    fn task_options(&self, given: &Value) -> Value {
+        let command = Program::command();
+        let is_general = |name: &str| command.get_arguments().any(|arg| arg.get_long() == Some(name));
+        let chooses = |name: &str| matches!(name, "fake" | "full") || !is_general(name);
+        let given = given.as_object().into_iter().flatten();
+        Value::Object(
+            given.filter(|(name, _)| chooses(name)).map(|(name, v)| (name.clone(), v.clone())).collect(),
+        )
+    }
+
     /// Limits the data to the batches of `--overfit`, if it was given.
     fn limit_data(&self, mut config: TrainConfig) -> Result<TrainConfig> {
         let Some(batches) = self.overfit else { return Ok(config) };
@@ -318,7 +333,7 @@ impl TrainArgs {
     }
 
     /// Returns the selected trainer. Defaults to [`SimpleTrainer`]. Returns an error if there are more
-    /// devices than towers.
+    /// devices than towers, or if towers cannot share these devices.
     pub fn trainer(&self) -> Result<SingleCostTrainer> {
         self.check_devices(command_line::process_takes("--trainer"))?;
         match self.trainer.as_deref() {
@@ -339,7 +354,7 @@ impl TrainArgs {
     fn check_devices(&self, can_select: bool) -> Result<()> {
         let (devices, towers) = (self.devices().len(), self.towers());
         if devices <= towers {
-            return Ok(());
+            return Devices::new(self.devices()).check();
         }
         let (trainer, advice) = match can_select {
             true => {
@@ -350,6 +365,16 @@ impl TrainArgs {
         };
         let why = format!("--devices lists {devices} devices, but {trainer} uses one");
         Err(Error::argument(why).note(advice))
+    }
+
+    /// Returns the number of towers of the selected trainer in all processes that train together. The
+    /// launcher of the process tells how many these are.
+    pub fn all_towers(&self) -> Result<usize> {
+        let processes = match self.trainer.as_deref() {
+            Some("dist-ps" | "dist-replicated") => Launch::detect(&LaunchOptions::default())?.size as usize,
+            _ => 1,
+        };
+        Ok(processes * self.towers())
     }
 
     /// Returns the number of towers of the selected trainer, in this process. Each takes its own
@@ -454,6 +479,25 @@ mod tests {
             let e = args(&format!("{trainer} --devices cpu:0,cpu:1")).unwrap().trainer().err().unwrap();
             assert_eq!(e.kind(), ErrorKind::Argument, "{e}");
             assert!(e.message().contains("--devices"), "{e}");
+        }
+    }
+
+    /// A program with a trainer of its own asks only for [`TrainArgs::trainer`].
+    #[test]
+    fn towers_need_devices_of_their_own() {
+        for devices in ["cpu:0,cpu:0", "cpu:0,reference"] {
+            let line = format!("--trainer sync-replicated --devices {devices}");
+            let e = args(&line).unwrap().trainer().err().unwrap();
+            assert!(devices.split(',').any(|device| e.message().contains(device)), "{e}");
+        }
+    }
+
+    #[test]
+    fn without_a_launcher_all_towers_are_in_this_process() {
+        for (trainer, towers) in [("simple", 1), ("sync-replicated", 2), ("dist-replicated", 2)] {
+            let devices = if towers == 2 { "cpu:0,cpu:1" } else { "cpu:0" };
+            let args = args(&format!("--trainer {trainer} --devices {devices}")).unwrap();
+            assert_eq!(args.all_towers().unwrap(), towers, "{trainer}");
         }
     }
 

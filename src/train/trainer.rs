@@ -258,6 +258,7 @@ impl Trainer {
             if let Some(ended) = already_ended(&state) {
                 return Ok(self.already_complete(ended, state, checkpoint));
             }
+            resume::warn_of_changed_options(&state, checkpoint);
         } else if let Some(init) = &config.session_init {
             drop(reading);
             let _loading = Activity::begin("loading initial values");
@@ -559,6 +560,7 @@ impl Trainer {
             skipped: SkippedSteps::default(),
             checkpoints: store.map(|store| CheckpointWriter::new(store.keep(config.keep))),
             settings: settings.as_object().cloned().unwrap_or_else(Map::new),
+            task_options: config.task_options.clone(),
             seed,
             logdir: config.logdir.clone(),
             interrupt: interrupt.clone(),

@@ -10,7 +10,8 @@ use failing_disk::Fault;
 use proptest::prelude::*;
 use serde_json::json;
 use std::fs;
-use std::io;
+use std::io::{self, BufRead};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -272,6 +273,49 @@ fn the_lock_is_released_when_its_process_is_killed() {
     other.kill().unwrap();
     other.wait().unwrap();
     RunLock::acquire(dir.path()).unwrap();
+}
+
+#[test]
+fn a_child_of_a_killed_process_does_not_keep_the_lock() {
+    // The other process is killed while a child of it is between `fork` and `exec`, and still has
+    // the lock file open.
+    const DIR: &str = "TENSORPACK_TEST_FORKED_LOCK_DIR";
+    if let Some(dir) = std::env::var_os(DIR) {
+        let _lock = RunLock::acquire(PathBuf::from(dir)).unwrap();
+        let mut child = std::process::Command::new("true");
+        let wait = || {
+            // SAFETY: the bytes are valid.
+            unsafe { libc::write(1, b"forked\n".as_ptr().cast(), 7) };
+            std::thread::sleep(Duration::from_millis(300));
+            Ok(())
+        };
+        // SAFETY: `write` and a sleep may be called between `fork` and `exec`.
+        unsafe { child.pre_exec(wait) };
+        child.status().unwrap();
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut other = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_child_of_a_killed_process_does_not_keep_the_lock", "--nocapture"])
+        .env(DIR, dir.path())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = io::BufReader::new(other.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.ends_with("forked")), "it has no child");
+    let e = RunLock::acquire(dir.path()).unwrap_err();
+    assert!(e.message().contains(&format!("is in use by process {} on ", other.id())), "{e}");
+    other.kill().unwrap();
+    // It stays a zombie until `wait`.
+    // SAFETY: an all-zero `siginfo_t` is valid, and `waitid` writes to it.
+    let ended = unsafe {
+        let mut about = std::mem::zeroed();
+        libc::waitid(libc::P_PID, other.id(), &mut about, libc::WEXITED | libc::WNOWAIT)
+    };
+    assert_eq!(ended, 0);
+    let lock = RunLock::acquire(dir.path());
+    other.wait().unwrap();
+    lock.unwrap();
 }
 
 /// Replaces a file with a symbolic link to itself: it exists, but reading it fails.

@@ -1,13 +1,15 @@
 //! The example `char_rnn`: text that is generated with a carried state, windows, and resumed runs.
 
-use crate::char_rnn::{CharRnn, Generator, LENGTH, Model};
+use crate::char_rnn::{Args, CharRnn, Generator, LENGTH, Model};
 use crate::text::{Alphabet, draw, windows};
+use clap::Parser;
 use std::path::Path;
 use tensorpack::dataflow::{DataFlow, RandomAccess};
 use tensorpack::io::DictRestore;
 use tensorpack::prelude::*;
 use tensorpack::tensor::CounterRng;
 use tensorpack::train::Trained;
+use tensorpack_testing::assert_mentions;
 
 const RNN: CharRnn = CharRnn { characters: 7, units: 12 };
 
@@ -100,6 +102,21 @@ fn train(dir: &Path, epochs: u64) -> Trained {
     let model = Model { rnn: RNN, rate: Schedule::piecewise(2e-3, [(4, 2e-4)]) };
     let config = TrainConfig::new(model, flow).callback(ModelSaver::new()).logdir(dir);
     launch_train_with_config(config.steps_per_epoch(3).max_epoch(epochs), SimpleTrainer::new()).unwrap()
+}
+
+/// `--sample` trains nothing, so it would ignore the options of training.
+#[test]
+fn sampling_rejects_options_of_training() {
+    let check = |options: &str| {
+        Args::try_parse_from(["char_rnn"].into_iter().chain(options.split_whitespace())).unwrap().check()
+    };
+    for option in ["--max-epoch 3", "--devices cpu:1", "--full", "--assert", "--dry-run"] {
+        check(option).unwrap();
+        let e = check(&format!("--sample --load run {option}")).unwrap_err();
+        assert_mentions(e.to_string(), &[option.split(' ').next().unwrap(), "--sample"]);
+    }
+    check("--sample --load run --seed 3 --text file --start a --length 5 --temperature 0.5").unwrap();
+    assert_mentions(check("--temperature 0").unwrap_err().to_string(), &["--temperature"]);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::processes;
 use std::path::Path;
 use tensorpack::dataflow::{DataFlow, Flow, FromFn, Sample, SampleRng};
 use tensorpack::prelude::*;
+use tensorpack::train::TrainArgs;
 
 /// The child's data: examples, batch size, epochs to train, what kind of dataflow it is, and what
 /// is added to every element.
@@ -128,4 +129,38 @@ fn a_smaller_last_batch_is_no_warning() {
     assert!(!warnings(dir.path(), "22 4 2 0 0 1").contains("batch_size"));
     // And so it is recorded nowhere: the third run does not mind, either.
     assert!(!warnings(dir.path(), "22 4 3 0 0 1").contains("batch_size"));
+}
+
+/// The child's options.
+const OPTIONS: &str = "TENSORPACK_TEST_OPTIONS";
+
+#[test]
+fn child_with_options() {
+    let (Some(dir), Ok(options)) = (processes::dir(), std::env::var(OPTIONS)) else { return };
+    let args = TrainArgs::parse_options(options.split_whitespace()).unwrap();
+    let config = TrainConfig::new(Line, data(30, 4, 0, 0)).steps_per_epoch(5).logdir(dir);
+    args.configure(config.callback(ModelSaver::new())).unwrap().train().unwrap();
+}
+
+/// Data and schedules may depend on these options, also if no variable does.
+#[test]
+fn other_options_that_choose_what_is_trained_are_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = |options: &str| {
+        let mut child = processes::command("changed_data::child_with_options", dir.path());
+        let output = child.env(OPTIONS, options).output().unwrap();
+        let text = processes::text(&output);
+        assert!(output.status.success(), "{text}");
+        text
+    };
+    let changed = "resuming with changed options";
+    for options in ["--max-epoch 1 --full", "--max-epoch 2 --full --threads-per-device 1"] {
+        let text = log(options);
+        assert!(!text.contains(changed), "{text}");
+    }
+    let text = log("--max-epoch 3");
+    assert!(text.contains(&format!("{changed}: --full not given (was true)")), "{text}");
+    // A complete run trains nothing with them.
+    let text = log("--max-epoch 3 --full");
+    assert!(text.contains("already complete") && !text.contains(changed), "{text}");
 }

@@ -78,6 +78,14 @@ fn several_devices_need_a_trainer_with_several_towers() {
     assert_mentions(e, &["--devices", "simple"]);
 }
 
+/// An error after all the steps would come too late.
+#[test]
+fn constant_data_has_no_result_to_check() {
+    let args = TrainArgs::parse_options(["--fake", "--assert"]).unwrap();
+    let e = GanTrainer::new(Points { batch: 1 }, points(1), &args).err().unwrap();
+    assert_mentions(e, &["--assert"]);
+}
+
 fn config() -> RunConfig {
     RunConfig::new().no_logdir().steps_per_epoch(10).max_epoch(1)
 }

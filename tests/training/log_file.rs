@@ -106,6 +106,18 @@ fn the_error_that_ends_a_run_is_the_end_of_its_log() {
     }
 }
 
+/// A misspelled level would otherwise be ignored without a word.
+#[test]
+fn variables_without_a_meaning_are_warnings() {
+    let dir = tempfile::tempdir().unwrap();
+    let variables = [("TENSORPACK_LOG", "verbose"), ("TENSORPACK_PROGRESS_REFRESH", "often")];
+    let mut child = processes::command("log_file::child", dir.path());
+    let text = processes::text(&child.env(WHAT, "error").envs(variables).output().unwrap());
+    for (name, value) in variables {
+        assert!(text.contains(&format!("WRN {name}={value}")), "{text}");
+    }
+}
+
 #[test]
 fn an_error_while_resuming_is_logged() {
     let dir = tempfile::tempdir().unwrap();
