@@ -3,7 +3,7 @@
 //! training has converged; both are statistics.
 //!
 //! `cargo run --release --example gan_began` trains for 10 epochs of 500 steps and writes an image of samples
-//! after each. A classifier then recognizes 537 of 1,000 samples as digits with confidence over 0.9, and
+//! after each. A classifier then recognizes 533 of 1,000 samples as digits with confidence over 0.9, and
 //! finds 6 classes; with `--assert` the example fails below 5 classes or half of the samples.
 
 mod gan;

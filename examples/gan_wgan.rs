@@ -2,7 +2,7 @@
 //! clipped after each of its updates; it is updated five times as often as the generator.
 //!
 //! `cargo run --release --example gan_wgan` trains for 24 epochs of 500 steps and writes an image of
-//! samples after each. A classifier then recognizes 530 of 1,000 samples as digits with confidence
+//! samples after each. A classifier then recognizes 557 of 1,000 samples as digits with confidence
 //! over 0.9, and finds all 10 classes; with `--assert` the example fails below 8 classes or half of
 //! the samples.
 

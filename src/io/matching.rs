@@ -105,7 +105,9 @@ impl Matching {
         if !mismatches.is_empty() {
             let error = mismatches.error(source);
             if !self.ignore_mismatch {
-                return Err(error.note("use ignore_mismatch to load only what matches"));
+                return Err(error.note(
+                    "to load only what matches, call `ignore_mismatch` on the initializer in the program",
+                ));
             }
             log::warn!("{error}");
         }
