@@ -120,12 +120,13 @@ fn fractions_of_integers_are_rejected_at_the_users_line() {
 
 #[test]
 fn literals_that_overflow_a_float_type_are_errors() {
-    let build = |dtype: DType, op: fn(&Tensor) -> Tensor| {
+    type Op = fn(&Tensor) -> Tensor;
+    let build = |dtype: DType, op: Op| {
         let graph = Graph::new();
         op(&graph.placeholder(&TensorSpec::new("x", dtype, [None])));
         graph.freeze().map(|_| ())
     };
-    let overflows: [(DType, fn(&Tensor) -> Tensor); 4] = [
+    let overflows: [(DType, Op); 4] = [
         (DType::F32, |x| x.full_like(1e39)),
         (DType::F32, |x| x * -1e39),
         (DType::F16, |x| x + 7e4),
