@@ -421,10 +421,7 @@ impl Graph {
                     Error::new(ErrorKind::Name, format!("the name {full:?} is taken")),
                 );
             }
-            _ => {
-                b.given_names.push((full.clone(), id));
-                b.rename(id, full);
-            }
+            _ => b.rename(id, full),
         }
     }
 
@@ -478,6 +475,16 @@ impl Graph {
 
     pub(super) fn node_name(&self, node: NodeId) -> String {
         self.built().map_or_else(|| format!("node {}", node.0), |b| b.nodes[node.0 as usize].name.clone())
+    }
+
+    /// Returns the last name that a tensor was given, or that of its node.
+    pub(super) fn tensor_name(&self, id: TensorId) -> String {
+        let given = self.built().and_then(|b| {
+            // The first output's name is the node's.
+            let mut given = b.given_names.iter().rev().filter(|_| id.output > 0);
+            given.find(|(_, tensor)| *tensor == id).map(|(name, _)| name.clone())
+        });
+        given.unwrap_or_else(|| self.node_name(id.node))
     }
 
     /// Returns the line that made a node.
@@ -640,6 +647,7 @@ impl Building {
         if id.output == 0 {
             self.nodes[id.node.0 as usize].name = full.clone();
         }
+        self.given_names.push((full.clone(), id));
         self.names.insert(full, id);
     }
 }
