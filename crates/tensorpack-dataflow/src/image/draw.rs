@@ -39,10 +39,11 @@ pub fn stack_patches(images: &HostTensor, columns: usize, border: usize, fill: f
     dispatch_pixel_type!(images, T => {
         let mut canvas = vec![T::from_f32(fill); elements];
         for (i, image) in images.as_slice::<T>()?.chunks_exact(h * w * c).enumerate() {
-            let (top, left) = (i / columns * (h + border), i % columns * (w + border));
-            for (y, row) in image.chunks_exact(w * c).enumerate() {
+            let (row, column) = (i / columns, i % columns);
+            let (top, left) = (row * h + row * border, column * w + column * border);
+            for (y, line) in image.chunks_exact(w * c).enumerate() {
                 let start = ((top + y) * width + left) * c;
-                canvas[start..start + w * c].copy_from_slice(row);
+                canvas[start..start + w * c].copy_from_slice(line);
             }
         }
         HostTensor::new([height, width, c], canvas)
