@@ -200,6 +200,15 @@ fn sequences_of_a_worked_example() {
     assert_close(&statistics(&specs, none, bleu(), 1).unwrap(), "bleu", 0.0);
 }
 
+/// Such as hashes of words.
+#[test]
+fn tokens_of_64_bits_are_compared_exactly() {
+    let specs = ["decoded", "reference"].map(|name| TensorSpec::new(name, DType::I64, [None, None]));
+    let batch = [1i64 << 60, (1 << 60) + 1].map(|token| HostTensor::new([1, 1], vec![token]).unwrap());
+    let wer = || vec![Box::new(WordErrorRate::new("decoded", "reference")) as Box<dyn Inferencer>];
+    assert_close(&statistics(&specs, vec![batch.to_vec()], wer(), 1).unwrap(), "wer", 1.0);
+}
+
 #[test]
 fn the_closest_of_several_references() {
     let specs = [TensorSpec::i32("decoded", [None, None]), TensorSpec::i32("reference", [None, None, None])];

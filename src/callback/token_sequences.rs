@@ -19,7 +19,11 @@ pub(super) fn token_tensor(tower: &TowerHandle, name: &str, ranks: &[usize]) -> 
 /// Returns the rows along the last axis. Each ends before its first negative element, and before its
 /// first `end`.
 pub(super) fn sequences(tokens: &HostTensor, end: Option<i64>) -> Vec<Vec<i64>> {
-    let elements: Vec<i64> = tokens.to_f64_vec().into_iter().map(|token| token as i64).collect();
+    let elements: Vec<i64> = match tokens.as_slice::<i64>() {
+        Ok(tokens) => tokens.to_vec(),
+        // Exact in the smaller types.
+        Err(_) => tokens.to_f64_vec().into_iter().map(|token| token as i64).collect(),
+    };
     let (time, rows) = match tokens.sizes().split_last() {
         Some((&time, before)) => (time, before.iter().product()),
         None => (0, 0),

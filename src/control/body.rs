@@ -225,6 +225,23 @@ impl Body {
     /// Adds the operations of the body to `graph`, with these tensors as its inputs. Returns the
     /// outputs.
     pub(super) fn inline(&self, graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
+        let tensors = self.inline_all(graph, inputs);
+        self.outputs.iter().map(|t| tensors[t].clone()).collect()
+    }
+
+    /// [`Body::inline`] under the names that its tensors were given.
+    pub(super) fn inline_named(&self, graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
+        let tensors = self.inline_all(graph, inputs);
+        for (name, id) in self.graph.given_names() {
+            if let Some(tensor) = tensors.get(&id) {
+                graph.on_line(self.graph.node(id.node).site, || tensor.named(name));
+            }
+        }
+        graph.add_names_in_loops(self.graph.names_in_loops());
+        self.outputs.iter().map(|t| tensors[t].clone()).collect()
+    }
+
+    fn inline_all(&self, graph: &Graph, inputs: &[Tensor]) -> HashMap<TensorId, Tensor> {
         let mut tensors: HashMap<TensorId, Tensor> =
             self.inputs.iter().copied().zip(inputs.iter().cloned()).collect();
         for (i, node) in self.graph.nodes().iter().enumerate() {
@@ -237,6 +254,6 @@ impl Body {
             let ids = (0..).map(|output| TensorId { node: NodeId(i as u32), output });
             tensors.extend(ids.zip(made));
         }
-        self.outputs.iter().map(|t| tensors[t].clone()).collect()
+        tensors
     }
 }

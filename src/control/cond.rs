@@ -12,6 +12,8 @@ use tensorpack_tensor::{DType, Error, Result};
 /// the body of a [loop](super::Scan) they have no variables, random numbers or sums over towers, and
 /// use no other tensors from outside.
 ///
+/// A name that a branch gives to a tensor is one in the scope of the call.
+///
 /// Both are computed, whatever the condition is, so this saves no work. Unlike a plain
 /// [`select`](Tensor::select), what is not chosen has no effect on gradients: not even where its
 /// derivatives are infinite or NaN. A division of integers by zero and an index out of range are errors
@@ -44,7 +46,11 @@ pub fn cond(
 ) -> Vec<Tensor> {
     let caller = Location::caller();
     let graph = condition.graph();
-    let is_poison = condition.is_poison() || inputs.iter().any(|t| t.is_poison());
+    let foreign = inputs.iter().find(|t| !graph.owns(t));
+    if let Some(foreign) = foreign {
+        condition.fail("cond", foreign.belongs_elsewhere());
+    }
+    let is_poison = foreign.is_some() || condition.is_poison() || inputs.iter().any(|t| t.is_poison());
     let is_scalar = condition.dtype() == DType::Bool && condition.rank() == 0;
     let [then, otherwise] = if is_poison || !is_scalar {
         // Only a branch knows how many results there are.
@@ -68,7 +74,7 @@ pub fn cond(
     };
     let inline = |body: &Body, chosen: &Tensor| {
         let inputs: Vec<Tensor> = inputs.iter().map(|x| x.with_gradient_if(chosen)).collect();
-        body.inline(graph, &inputs)
+        body.inline_named(graph, &inputs)
     };
     graph.called_from(caller, || {
         let then = inline(&then, condition);

@@ -51,6 +51,8 @@ use tensorpack_tensor::{DType, Dim, Error, HostTensor, Result};
 /// pass them with [`Scan::captured`]. State and steps keep their types where a graph computes in
 /// mixed precision.
 ///
+/// A name that the body gives to a tensor appears in errors; to read the tensor, return it.
+///
 /// The loop is unrolled when a program is compiled for concrete shapes, so compiling takes time
 /// that grows faster than the number of steps, and every number of steps is a program of its own. The
 /// gradient stores the state of every step, and computes the rest of a step again.
@@ -102,11 +104,15 @@ impl<'a> Scan<'a> {
     ) -> (Vec<Tensor>, Vec<Tensor>) {
         let caller = Location::caller();
         let carries = self.init.len();
-        let Some(first) = self.init.first() else { return (Vec::new(), Vec::new()) };
+        let Some(first) = self.init.first().or(self.xs.first()) else { return (Vec::new(), Vec::new()) };
         let graph = first.graph().clone();
         let inputs: Vec<&Tensor> = [&self.init[..], &self.xs, &self.captured].concat();
         let poison = |results| (vec![Tensor::poison(&graph); carries], vec![Tensor::poison(&graph); results]);
-        if inputs.iter().any(|t| t.is_poison()) {
+        if carries == 0 {
+            let note = "carry a scalar that does not change if the steps share nothing";
+            first.fail("Scan", Error::argument("a loop begins with at least one tensor of state").note(note));
+        }
+        if carries == 0 || inputs.iter().any(|t| t.is_poison()) {
             // Only the body knows how many results there are.
             let scratch = Graph::new();
             let poisons = |n| vec![Tensor::poison(&scratch); n];
@@ -122,6 +128,10 @@ impl<'a> Scan<'a> {
         };
         match self.build(caller, &inputs, counted) {
             Ok(op) => {
+                let body = op.body.graph();
+                graph.add_names_in_loops(
+                    body.given_names().map(|(name, _)| name).chain(body.names_in_loops()),
+                );
                 let mut made = graph.called_from(caller, || graph.add_op(Arc::new(op), &inputs));
                 made.truncate(made.len() - carries);
                 let results = made.split_off(carries);

@@ -140,9 +140,10 @@ impl Tensor {
         let end = &label_lengths * 2.0;
         let ends = state.equal(&end).logical_or(&state.equal(&(&end - 1.0)));
         let total = ends.select(&last[0], &impossible).log_sum_exp_axes(&[1]);
-        let possible = total.greater(IMPOSSIBLE / 2.0);
+        // NaN is not impossible: a wrong probability must not look like labels that do not fit.
+        let fails = total.less_equal(IMPOSSIBLE / 2.0);
         let otherwise = if options.zero_infinity { 0.0 } else { f64::INFINITY };
-        let loss = possible.select(&(-&total), &total.constant_like(otherwise));
+        let loss = fails.select(&total.constant_like(otherwise), &(-&total));
         // Such as lengths in the wrong order: they must not look like a perfect prediction.
         let within = |lengths: &Tensor, positions: &Tensor| {
             let most = positions.ones_like().sum_axes(&[1]);

@@ -1,9 +1,9 @@
 //! A frozen graph: immutable, shareable between threads, and the only form engines see.
 
 use super::collection::Collections;
-use super::graph::Building;
+use super::graph::{Building, IN_LOOP};
 use super::{Collection, Node, NodeId, Op, Tensor, TensorId, Variable, VariableInfo, nearest_names};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use tensorpack_tensor::{Error, ErrorKind, Result};
 
@@ -16,6 +16,8 @@ pub struct Frozen {
     collections: Collections,
     layers: Vec<(String, TensorId)>,
     names: HashMap<String, TensorId>,
+    given_names: Vec<(String, TensorId)>,
+    names_in_loops: BTreeSet<String>,
     first_tower: usize,
     late: Arc<LateError>,
 }
@@ -43,6 +45,8 @@ impl Frozen {
             collections: b.collections,
             layers: b.layers,
             names: b.names,
+            given_names: b.given_names,
+            names_in_loops: b.names_in_loops,
             first_tower: b.first_tower,
             late,
         }
@@ -100,10 +104,22 @@ impl Frozen {
             .get(name)
             .map(|&id| Fetch { graph: self.uid, node: id.node, output: Some(id.output), name: name.into() })
             .ok_or_else(|| {
-                let known = self.names.keys().map(String::as_str);
-                Error::new(ErrorKind::Name, format!("the graph has no tensor named {name:?}"))
-                    .note(nearest_names("tensors", name, known))
+                let note = match self.names_in_loops.contains(name) {
+                    true => IN_LOOP.into(),
+                    false => nearest_names("tensors", name, self.names.keys().map(String::as_str)),
+                };
+                Error::new(ErrorKind::Name, format!("the graph has no tensor named {name:?}")).note(note)
             })
+    }
+
+    /// Returns the names that users gave to tensors, in order.
+    pub(crate) fn given_names(&self) -> impl Iterator<Item = (&str, TensorId)> {
+        self.given_names.iter().map(|(name, id)| (name.as_str(), *id))
+    }
+
+    /// Returns the names that users gave to tensors in the bodies of loops.
+    pub(crate) fn names_in_loops(&self) -> impl Iterator<Item = &str> {
+        self.names_in_loops.iter().map(String::as_str)
     }
 
     /// Returns the error of a handle that was used after freezing, and clears it.

@@ -10,7 +10,7 @@ use super::{
     TensorId, TensorSpec, VariableId, VariableInfo, name, nearest_names,
 };
 use std::cell::{Ref, RefCell, RefMut};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -45,6 +45,10 @@ pub(super) struct Building {
     summary_decays: BTreeMap<TensorId, f64>,
     /// Tensors by name: names given by users and names of nodes.
     pub(super) names: HashMap<String, TensorId>,
+    /// The names among them that users gave, in order.
+    pub(super) given_names: Vec<(String, TensorId)>,
+    /// Names that users gave in the bodies of loops, where a tensor has a value in every step.
+    pub(super) names_in_loops: BTreeSet<String>,
     taken: HashMap<String, u32>,
     pub(super) variable_names: HashMap<String, VariableId>,
     pub(super) name_scope: Vec<String>,
@@ -88,6 +92,8 @@ impl Graph {
             layers: Vec::new(),
             summary_decays: BTreeMap::new(),
             names: HashMap::new(),
+            given_names: Vec::new(),
+            names_in_loops: BTreeSet::new(),
             taken: HashMap::new(),
             variable_names: HashMap::new(),
             name_scope: Vec::new(),
@@ -419,6 +425,14 @@ impl Graph {
         }
     }
 
+    /// Records names in the body of a loop that is built in the current scope.
+    pub(crate) fn add_names_in_loops<'a>(&self, names: impl Iterator<Item = &'a str>) {
+        if let Some(mut b) = self.building() {
+            let scope = b.name_scope.join("/");
+            b.names_in_loops.extend(names.map(|part| name::join(&scope, part)));
+        }
+    }
+
     /// Renames a node to the full name it had in another graph.
     pub(crate) fn restore_name(&self, tensor: &Tensor, full: &str) -> Result<()> {
         name::check(full)?;
@@ -463,6 +477,16 @@ impl Graph {
         self.built().map_or_else(|| format!("node {}", node.0), |b| b.nodes[node.0 as usize].name.clone())
     }
 
+    /// Returns the last name that a tensor was given, or that of its node.
+    pub(super) fn tensor_name(&self, id: TensorId) -> String {
+        let given = self.built().and_then(|b| {
+            // The first output's name is the node's.
+            let mut given = b.given_names.iter().rev().filter(|_| id.output > 0);
+            given.find(|(_, tensor)| *tensor == id).map(|(name, _)| name.clone())
+        });
+        given.unwrap_or_else(|| self.node_name(id.node))
+    }
+
     /// Returns the line that made a node.
     pub(super) fn node_site(&self, node: NodeId) -> Option<Site> {
         self.built().map(|b| b.nodes[node.0 as usize].site)
@@ -486,10 +510,13 @@ impl Graph {
         })
     }
 
-    /// Returns a note with the names of tensors nearest to `name`, of those that begin with
-    /// `prefix`.
+    /// Returns a note about a name that no tensor has: the names nearest to it, of those that begin
+    /// with `prefix`.
     pub(crate) fn nearest_tensors(&self, name: &str, prefix: &str) -> String {
         let built = self.built();
+        if built.as_ref().is_some_and(|b| b.names_in_loops.contains(name)) {
+            return IN_LOOP.into();
+        }
         let names = built.iter().flat_map(|b| b.names.keys()).map(String::as_str);
         nearest_names("tensors", name, names.filter(|n| n.starts_with(prefix)))
     }
@@ -590,6 +617,10 @@ impl Graph {
     }
 }
 
+/// The note about a name that a tensor in the body of a loop has.
+pub(super) const IN_LOOP: &str =
+    "a tensor in the body of a loop has this name: it has a value in every step; return it from the body";
+
 /// Maximum number of poison tensors of a failed operation, whose attributes may say anything.
 const MAX_POISON: usize = 1 << 16;
 
@@ -616,6 +647,7 @@ impl Building {
         if id.output == 0 {
             self.nodes[id.node.0 as usize].name = full.clone();
         }
+        self.given_names.push((full.clone(), id));
         self.names.insert(full, id);
     }
 }

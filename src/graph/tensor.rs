@@ -86,7 +86,7 @@ impl Tensor {
 
     /// Returns the full name.
     pub fn name(&self) -> String {
-        self.id.map_or_else(|| "?".into(), |id| self.graph.node_name(id.node))
+        self.id.map_or_else(|| "?".into(), |id| self.graph.tensor_name(id))
     }
 
     /// Returns the line that made this tensor, if it is known.

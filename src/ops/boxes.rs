@@ -3,7 +3,7 @@
 use super::composed;
 use crate::graph::Tensor;
 use std::panic::Location;
-use tensorpack_tensor::Error;
+use tensorpack_tensor::{Error, Result};
 
 /// The largest logarithm of a scale that is decoded, so that its exponential stays finite.
 const MAX_LOG_SCALE: f64 = 4.135_166_556_742_356; // ln(1000 / 16)
@@ -64,6 +64,9 @@ impl Tensor {
     /// 10, 10, 5, 5 for the box head. Boxes and anchors must have positive sizes.
     #[track_caller]
     pub fn encode_boxes(&self, anchors: &Tensor, weights: [f64; 4]) -> Tensor {
+        if let Err(e) = check_weights(weights) {
+            return self.fail("EncodeBoxes", e);
+        }
         self.on_boxes("EncodeBoxes", Location::caller(), Some(anchors), 1, || {
             let [width, height, x, y] = Columns::new(self).sizes_and_centers();
             let [anchor_width, anchor_height, anchor_x, anchor_y] = Columns::new(anchors).sizes_and_centers();
@@ -81,6 +84,9 @@ impl Tensor {
     /// [`Tensor::encode_boxes`]. A box is at most 62.5 times as wide or high as its anchor.
     #[track_caller]
     pub fn decode_boxes(&self, anchors: &Tensor, weights: [f64; 4]) -> Tensor {
+        if let Err(e) = check_weights(weights) {
+            return self.fail("DecodeBoxes", e);
+        }
         self.on_boxes("DecodeBoxes", Location::caller(), Some(anchors), 1, || {
             let Columns(offsets) = Columns::new(self);
             let [anchor_width, anchor_height, anchor_x, anchor_y] = Columns::new(anchors).sizes_and_centers();
@@ -118,6 +124,14 @@ impl Tensor {
             }
         }
         composed(self, name, caller, build)
+    }
+}
+
+/// Checks the weights of offsets, by which decoding divides.
+fn check_weights(weights: [f64; 4]) -> Result<()> {
+    match weights.iter().all(|w| w.is_finite() && *w > 0.0) {
+        true => Ok(()),
+        false => Err(Error::argument(format!("the weights {weights:?} must be positive and finite"))),
     }
 }
 

@@ -102,7 +102,7 @@ impl Graph {
 
 impl Tensor {
     /// Returns a tensor of this one's shape and element type whose elements are all `value`. A value that
-    /// an integer type cannot hold exactly is an error.
+    /// an integer type cannot hold exactly, or that overflows a float type, is an error.
     ///
     /// Operators and comparisons take plain numbers instead: `x + 1.0`, `x.greater(0.0)`.
     #[track_caller]
@@ -123,7 +123,7 @@ impl Tensor {
     }
 
     /// Returns a scalar constant of this tensor's element type. A value that an integer type cannot
-    /// hold exactly is an error.
+    /// hold exactly, or that overflows a float type, is an error.
     #[track_caller]
     pub(crate) fn constant_like(&self, value: f64) -> Tensor {
         if self.is_poison() {
@@ -141,7 +141,11 @@ impl Tensor {
             let why = format!("{value} cannot be represented in {dtype}");
             return self.fail("Constant", Error::dtype(why).note("cast to f32 first"));
         }
-        let scalar = HostTensor::from_f64(self.dtype(), [], &[value]).expect("one value fills a scalar");
+        let scalar = HostTensor::from_f64(dtype, [], &[value]).expect("one value fills a scalar");
+        if value.is_finite() && scalar.to_scalar().is_ok_and(f64::is_infinite) {
+            let why = format!("{value:e} overflows {dtype}");
+            return self.fail("Constant", Error::dtype(why).note("an infinity is written as f64::INFINITY"));
+        }
         self.graph().constant(scalar)
     }
 

@@ -131,7 +131,9 @@ impl Tensor {
                 return index;
             }
             let samples = Samples::new(self, position_dtype(boxes));
-            let index = index.cast(DType::I64).expand_dims(1).expand_dims(2);
+            // Selects an image by its own number, so that an error names the index as it was given.
+            let images = self.sum_axes(&[1, 2, 3]).iota_like(0, DType::I64);
+            let index = images.gather(&index, 0).expand_dims(1).expand_dims(2);
             build(&samples, &boxes.cast(position_dtype(boxes)), &index)
         })
     }

@@ -202,6 +202,12 @@ impl Schedule {
             | Curve::OneCycle { steps: 0, .. } => {
                 Err(Error::argument("a schedule needs at least 1 step, got 0"))
             }
+            Curve::Exponential { factor, .. } if *factor < 0.0 => {
+                Err(Error::argument(format!("the factor of a decay must not be negative, got {factor}")))
+            }
+            Curve::Polynomial { power, .. } if *power < 0.0 => {
+                Err(Error::argument(format!("the power of a decay must not be negative, got {power}")))
+            }
             Curve::CosineRestarts { factor: 0, .. } => {
                 Err(Error::argument("the factor between cycles must be at least 1, got 0"))
             }

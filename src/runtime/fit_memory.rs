@@ -3,7 +3,7 @@
 
 use super::executor::Executor;
 use super::lowering::Source;
-use super::memory_limit::human;
+use super::memory_limit::{human, human_pair};
 use super::segments::{Segment, Segments};
 use std::collections::HashMap;
 use tensorpack_tensor::{ErrorKind, Result};
@@ -47,10 +47,10 @@ pub(super) fn compile_within<T>(
         }
         Found::Smallest(bytes, at) => {
             let count = candidates[at].segments.len();
+            let [bytes, _] = human_pair(bytes, limit);
             compiled.map_err(|e| {
                 e.note(format!(
-                    "the smallest plan, which computes {count} segments of the forward pass again, takes {}",
-                    human(bytes)
+                    "the smallest plan, which computes {count} segments of the forward pass again, takes {bytes}"
                 ))
             })
         }

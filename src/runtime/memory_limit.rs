@@ -60,11 +60,11 @@ pub fn parse_bytes(text: &str) -> Result<usize> {
 pub(super) fn check(bytes: usize, what: &str, limit: Option<usize>) -> Result<()> {
     let more = if limit.is_some() { "a higher memory limit" } else { "a machine with more memory" };
     match limit.or_else(available_memory) {
-        Some(available) if bytes > available => Err(Error::new(
-            ErrorKind::Memory,
-            format!("{what} would take {}, but {} are available", human(bytes), human(available)),
-        )
-        .note(format!("use a smaller batch or model, or {more}"))),
+        Some(available) if bytes > available => {
+            let [needed, available] = human_pair(bytes, available);
+            let why = format!("{what} would take {needed}, but {available} are available");
+            Err(Error::new(ErrorKind::Memory, why).note(format!("use a smaller batch or model, or {more}")))
+        }
         _ => Ok(()),
     }
 }
@@ -76,6 +76,12 @@ pub(super) fn human(bytes: usize) -> String {
         b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
         b => format!("{b} bytes"),
     }
+}
+
+/// Returns two different numbers of bytes as people read them, so that they look different.
+pub(super) fn human_pair(a: usize, b: usize) -> [String; 2] {
+    let rounded = [human(a), human(b)];
+    if rounded[0] == rounded[1] { [a, b].map(|bytes| format!("{bytes} bytes")) } else { rounded }
 }
 
 #[cfg(test)]
@@ -100,5 +106,7 @@ mod tests {
         assert!(e.to_string().contains("a higher memory limit"), "{e}");
         let e = check(usize::MAX, "the arena", None).map_or_else(|e| e.to_string(), |()| String::new());
         assert!(!e.contains("limit"), "{e}");
+        let e = check(2_000_001, "the arena", Some(2_000_000)).unwrap_err();
+        assert!(e.message().contains("2000001 bytes") && e.message().contains("2000000 bytes"), "{e}");
     }
 }

@@ -492,6 +492,10 @@ impl TowerContext {
             return;
         }
         for x in activations.iter().filter(|x| !x.is_poison()) {
+            if !self.graph.owns(x) {
+                self.graph.record("activation_summary", &[], x.belongs_elsewhere());
+                continue;
+            }
             let full = x.name();
             let scope = self.tower_scope().map(|scope| format!("{scope}/"));
             let name = scope.and_then(|scope| full.strip_prefix(&scope)).unwrap_or(&full);
@@ -504,7 +508,12 @@ impl TowerContext {
             }
             let scalar = |what: &str| format!("activation-summary/{name}-{what}");
             // Once, even if it is called again for the same tensor.
+            if !self.graph.first_time(&format!("activation_summary {:?}", x.id())) {
+                continue;
+            }
             if self.graph.find_tensor(&scalar("rms")).is_some() {
+                let e = Error::new(ErrorKind::Name, format!("another activation is called {name:?}"));
+                self.graph.record("activation_summary", &[x], e.note("give each a name with `named`"));
                 continue;
             }
             let zeros = x.equal(0.0).cast(DType::F32).mean();

@@ -632,3 +632,34 @@ fn tensors_of_another_graph_in_gradients_and_summaries() {
         assert_eq!(e.site().map(|s| s.file), Some(file!()), "{what}: {e}");
     }
 }
+
+/// The index is that of the image, as it was given, not that of a pixel.
+#[test]
+fn an_image_index_out_of_range_is_named() {
+    for (index, aligned) in [(-1, true), (2, false)] {
+        let g = Graph::new();
+        let images = g.placeholder(&TensorSpec::f32("images", [Some(2), Some(3), Some(3), Some(1)]));
+        let boxes = g.constant(f32s(&[1, 4], &[0.0, 0.0, 2.0, 2.0]));
+        let at = g.placeholder(&TensorSpec::i32("at", [Some(1)]));
+        let y = match aligned {
+            true => images.roi_align(&boxes, &at, [1, 1]),
+            false => images.crop_and_resize(&boxes, &at, [1, 1]),
+        };
+        let session = Session::new(g.freeze().unwrap()).unwrap();
+        let at = HostTensor::new([1], vec![index]).unwrap();
+        let run = session.run(&[&y], &[("images", &zeros(&[2, 3, 3, 1])), ("at", &at)]);
+        assert_error(run, ErrorKind::Argument, &["element 0", &format!("is {index}"), "0..2"]);
+    }
+}
+
+#[test]
+fn weights_of_box_offsets_are_positive() {
+    for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        for code in [Tensor::encode_boxes, Tensor::decode_boxes] {
+            let g = Graph::new();
+            let boxes = g.placeholder(&TensorSpec::f32("boxes", [None, Some(4)]));
+            code(&boxes, &boxes, [1.0, 1.0, weight, 1.0]);
+            assert_error(g.freeze(), ErrorKind::Argument, &["weights", "positive and finite"]);
+        }
+    }
+}

@@ -119,6 +119,28 @@ fn fractions_of_integers_are_rejected_at_the_users_line() {
 }
 
 #[test]
+fn literals_that_overflow_a_float_type_are_errors() {
+    type Op = fn(&Tensor) -> Tensor;
+    let build = |dtype: DType, op: Op| {
+        let graph = Graph::new();
+        op(&graph.placeholder(&TensorSpec::new("x", dtype, [None])));
+        graph.freeze().map(|_| ())
+    };
+    let overflows: [(DType, Op); 4] = [
+        (DType::F32, |x| x.full_like(1e39)),
+        (DType::F32, |x| x * -1e39),
+        (DType::F16, |x| x + 7e4),
+        (DType::Bf16, |x| x.minimum(3.4e38)),
+    ];
+    for (dtype, op) in overflows {
+        assert_error(build(dtype, op), ErrorKind::DType, &["overflows", &dtype.to_string(), "f64::INFINITY"]);
+    }
+    build(DType::F32, |x| x.minimum(f64::INFINITY) + f64::NAN + 3.4e38 + 1e-300).unwrap();
+    build(DType::F64, |x| x.full_like(1e39)).unwrap();
+    build(DType::F16, |x| x.full_like(65504.0)).unwrap();
+}
+
+#[test]
 fn tensors_are_compared_with_numbers() {
     let graph = Graph::new();
     let x = graph.placeholder(&TensorSpec::i32("x", [None]));

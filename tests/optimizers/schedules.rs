@@ -129,6 +129,8 @@ fn an_invalid_schedule_is_an_error_at_its_line() {
         (Schedule::piecewise(0.1, [(20, 0.01), (10, 0.001)]), line!(), "[20, 10]"),
         (Schedule::cosine_restarts(0.1, 0.0, 10, 0), line!(), "at least 1, got 0"),
         (Schedule::one_cycle(0.1, 0), line!(), "at least 1 step"),
+        (Schedule::polynomial(0.1, 0.0, 10, -1.0), line!(), "the power of a decay must not be negative"),
+        (Schedule::exponential(0.1, -0.5, 10), line!(), "the factor of a decay must not be negative"),
     ] {
         let graph = Graph::new();
         schedule.at(&graph.global_step());

@@ -60,6 +60,26 @@ fn branches_compute_in_the_precision_of_the_graph() {
     assert_eq!(found[0].as_slice::<f32>().unwrap(), [1.0, 0.0, 0.0, 1.0]);
 }
 
+/// Names are those of the scope around `cond`, so each is given once.
+#[test]
+fn tensors_in_branches_keep_their_names() {
+    let build = |other: &str| {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", []));
+        TowerContext::training(&graph).name_scope("scope", |_| {
+            let then = |x: &[Tensor]| vec![x[0].named("given").sqrt().named("root") + 1.0];
+            cond(&x.greater(0.0), &[&x], then, |x| vec![x[0].square().named(other)])
+        });
+        graph.freeze()
+    };
+    let session = Session::new(build("square").unwrap()).unwrap();
+    let names = ["given", "root", "square"].map(|name| format!("scope/{name}"));
+    let fetches = names.each_ref().map(|name| session.graph().fetch(name).unwrap());
+    let found = session.run(&[&fetches[0], &fetches[1], &fetches[2]], &[("x", &HostTensor::scalar(9.0f32))]);
+    assert_eq!(values(&found.unwrap()), [9.0, 3.0, 81.0]);
+    assert!(build("root").unwrap_err().message().contains("the name \"scope/root\" is taken"));
+}
+
 /// Builds a branch and returns its error and the line of the call.
 fn error(
     condition: impl FnOnce(&Tensor) -> Tensor,
@@ -93,6 +113,20 @@ fn mistakes_are_errors_at_the_line_of_the_call() {
     is(error(positive, |_, outside| vec![outside.clone()], same), "`inputs`");
     let noise = |x: &[Tensor], _: &Tensor| vec![Random::uniform(0.0, 1.0).like(&x[0])];
     assert!(error(positive, noise, same).0.message().contains("cannot be part of"));
+}
+
+/// The error is that of the graph of `cond`, and the other one keeps working.
+#[test]
+fn an_input_of_another_graph_is_an_error() {
+    let [graph, other] = [Graph::new(), Graph::new()];
+    let [x, y] = [&graph, &other].map(|graph| graph.placeholder(&TensorSpec::f32("x", [])));
+    let line = line!() + 1;
+    let results = cond(&x.greater(0.0), &[&y], |y| y.to_vec(), |y| vec![y[0].sin()]);
+    assert_eq!(results.len(), 1);
+    let e = graph.freeze().unwrap_err();
+    assert!(e.message().contains("Tensor(x f32[]) belongs to another graph"), "{e}");
+    assert_eq!(e.site().map(|s| (s.file, s.line)), Some((file!(), line)));
+    other.freeze().unwrap();
 }
 
 /// An earlier error is the one that is reported, and the branches leave as many results.

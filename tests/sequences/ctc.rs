@@ -36,6 +36,21 @@ fn labels_that_do_not_fit_have_an_infinite_loss() {
     assert_eq!(run(CtcOptions::default().zero_infinity())[2], 0.0);
 }
 
+/// Logits that are not finite must not look like labels that do not fit.
+#[test]
+fn logits_that_are_not_finite_have_no_loss() {
+    for options in [CtcOptions::default(), CtcOptions::default().zero_infinity()] {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", [Some(1), Some(2), Some(3)]).allow_infinite());
+        let [label, steps] = [1, 2].map(|n| graph.constant(ints(&[1], &[n])));
+        let loss = x.ctc_loss(&label.expand_dims(0), &steps, &label, &options);
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        let x = HostTensor::new([1, 2, 3], vec![f32::INFINITY, 0.0, 0.0, 0.0, 0.0, 0.0]).unwrap();
+        let loss = session.run(&[&loss], &[("x", &x)]).unwrap().remove(0);
+        assert!(loss.to_f64_vec()[0].is_nan(), "{loss:?}");
+    }
+}
+
 #[test]
 fn labels_after_the_end_are_ignored_and_others_checked() {
     let clean = loss([1, 4, 3], &[1, 2, 0, 0], &[4], &[2], CtcOptions::default()).unwrap();

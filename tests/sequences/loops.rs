@@ -109,6 +109,36 @@ fn a_wrong_input_or_body_leaves_as_many_results() {
 }
 
 #[test]
+fn a_loop_without_state_is_an_error() {
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::f32("x", [None]));
+    let line = line!() + 1;
+    let (_, results) = Scan::new(&[]).over(&[&x]).run(|_, x, _| (Vec::new(), vec![x[0].sin()]));
+    assert_eq!(results.len(), 1);
+    let e = graph.freeze().unwrap_err();
+    assert!(e.message().contains("at least one tensor of state"), "{e}");
+    assert_eq!(e.site().map(|s| (s.file, s.line)), Some((file!(), line)));
+}
+
+/// A tensor has a value in every step, so that its name alone does not say what to fetch.
+#[test]
+fn a_name_in_a_body_is_an_error_that_says_what_to_do() {
+    let graph = Graph::new();
+    let (start, x) = scalars(&graph);
+    Scan::new(&[&start]).over(&[&x]).run(|state, x, _| {
+        let (inner, _) =
+            Scan::new(&[&state[0]]).length(2).run(|s, _, _| (vec![s[0].sin().named("inner")], Vec::new()));
+        (vec![(&inner[0] + &x[0]).named("sum")], Vec::new())
+    });
+    for name in ["sum", "inner"] {
+        let e = graph.tensor(name).unwrap_err();
+        assert!(e.to_string().contains("return it from the body"), "{e}");
+    }
+    let e = graph.freeze().unwrap().fetch("inner").unwrap_err();
+    assert!(e.to_string().contains("return it from the body"), "{e}");
+}
+
+#[test]
 fn a_body_of_while_loop_returns_as_much_state_as_it_gets() {
     for count in [1, 3] {
         let graph = Graph::new();

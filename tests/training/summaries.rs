@@ -78,3 +78,31 @@ fn a_decay_of_one_is_an_error_and_so_is_the_summary_of_a_scalar() {
     let e = graph.freeze().unwrap_err();
     assert!(e.message().contains("not an activation"), "{e}");
 }
+
+#[test]
+fn outputs_of_one_operation_have_names_of_their_own() {
+    let build = |name: Option<&str>| {
+        let graph = Graph::new();
+        let x = graph.placeholder(&TensorSpec::f32("x", [None, Some(4)]));
+        let (mean, mut variance) = x.moments(&[0]);
+        if let Some(name) = name {
+            variance = variance.named(name);
+            assert_eq!(variance.name(), name);
+        }
+        TowerContext::training(&graph).activation_summary(&[&mean, &variance]);
+        graph.freeze()
+    };
+    build(Some("variance")).unwrap().fetch("activation-summary/variance-rms").unwrap();
+    let e = build(None).unwrap_err();
+    assert!(e.message().contains("another activation") && e.to_string().contains("`named`"), "{e}");
+}
+
+#[test]
+fn an_activation_of_another_graph_is_an_error() {
+    let [graph, other] = [Graph::new(), Graph::new()];
+    let [x, y] = [&graph, &other].map(|graph| graph.placeholder(&TensorSpec::f32("x", [None])));
+    let t = TowerContext::training(&graph);
+    t.activation_summary(&[&x]);
+    t.activation_summary(&[&y]);
+    assert!(graph.freeze().unwrap_err().message().contains("another graph"));
+}

@@ -20,6 +20,7 @@ mod feeds;
 mod integers;
 #[path = "../models/mod.rs"]
 mod models;
+mod loops;
 mod not_finite;
 #[cfg(target_os = "linux")]
 mod opening;

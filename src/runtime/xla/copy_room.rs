@@ -3,7 +3,7 @@
 //! A checkpoint keeps the buffers of the variables until they are downloaded. A launch meanwhile cannot
 //! donate them to the next values, so it allocates these in addition to what it was planned with.
 
-use crate::runtime::memory_limit::human;
+use crate::runtime::memory_limit::human_pair;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tensorpack_pjrt::PlannedMemory;
 
@@ -38,13 +38,13 @@ impl LargestPlan {
         let [total, more] = [&self.total, &self.more].map(|bytes| bytes.load(Ordering::Relaxed));
         let with_copies = |bytes: usize| bytes.saturating_add(copies);
         if let Some(limit) = room.limit.filter(|limit| with_copies(total) > *limit) {
-            let (needed, limit) = (human(with_copies(total)), human(limit));
+            let [needed, limit] = human_pair(with_copies(total), limit);
             return Some(format!("a step with a second copy of the variables takes {needed} of {limit}"));
         }
         // Free memory may be in pieces.
         let needed = with_copies(more).saturating_add(with_copies(more) / 8);
         let free = room.free.filter(|free| needed > *free)?;
-        let (needed, free) = (human(needed), human(free));
+        let [needed, free] = human_pair(needed, free);
         Some(format!("a step with a second copy of the variables takes {needed} more, and {free} are free"))
     }
 }

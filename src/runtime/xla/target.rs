@@ -159,8 +159,12 @@ impl Target {
             Platform::Cuda | Platform::Rocm if self.options.deterministic => {
                 options.setting("xla_gpu_deterministic_ops", true)
             }
-            // With "fast" maxima and minima, NaN would be replaced by the other operand.
-            Platform::Cpu => options.setting("xla_cpu_enable_fast_min_max", false),
+            // With "fast" maxima and minima, NaN would be replaced by the other operand. The newer emitters
+            // of fusions split them into functions and call one for every use of its result: the time
+            // of long chains of scalars, such as the steps of a loop, would double every few operations.
+            Platform::Cpu => options
+                .setting("xla_cpu_enable_fast_min_max", false)
+                .setting("xla_cpu_use_fusion_emitters", false),
             _ => options,
         }
     }

@@ -1,7 +1,7 @@
 //! Pictures of data: grids of images, and boxes.
 
 use super::pixels::{PixelValue, dispatch_pixel_type, image_size};
-use tensorpack_tensor::{Error, HostTensor, Result};
+use tensorpack_tensor::{Error, HostTensor, Result, element_count};
 
 /// Arranges images `[n, height, width, channels]` in a grid with this many columns, and returns one
 /// image. `border` pixels of the value `fill` are between them.
@@ -28,14 +28,22 @@ pub fn stack_patches(images: &HostTensor, columns: usize, border: usize, fill: f
     image_size(&HostTensor::zeros(images.dtype(), [h, w, c])?).map_err(|e| e.within("stack_patches"))?;
     let columns = columns.min(n);
     let rows = n.div_ceil(columns);
-    let (height, width) = (rows * (h + border) - border, columns * (w + border) - border);
+    let side = |count: usize, size: usize| {
+        let sizes = count.checked_mul(size)?;
+        sizes.checked_add(border.checked_mul(count - 1)?)
+    };
+    let (Some(height), Some(width)) = (side(rows, h), side(columns, w)) else {
+        return Err(Error::argument(format!("stack_patches: a border of {border} pixels is too large")));
+    };
+    let elements = element_count(&[height, width, c]).map_err(|e| e.within("stack_patches"))?;
     dispatch_pixel_type!(images, T => {
-        let mut canvas = vec![T::from_f32(fill); height * width * c];
+        let mut canvas = vec![T::from_f32(fill); elements];
         for (i, image) in images.as_slice::<T>()?.chunks_exact(h * w * c).enumerate() {
-            let (top, left) = (i / columns * (h + border), i % columns * (w + border));
-            for (y, row) in image.chunks_exact(w * c).enumerate() {
+            let (row, column) = (i / columns, i % columns);
+            let (top, left) = (row * h + row * border, column * w + column * border);
+            for (y, line) in image.chunks_exact(w * c).enumerate() {
                 let start = ((top + y) * width + left) * c;
-                canvas[start..start + w * c].copy_from_slice(row);
+                canvas[start..start + w * c].copy_from_slice(line);
             }
         }
         HostTensor::new([height, width, c], canvas)
@@ -103,6 +111,12 @@ mod tests {
             assert!(stack_patches(images, columns, 0, 0.0).is_err());
         }
         assert!(stack_patches(&HostTensor::zeros(DType::I32, [1, 1, 1, 1]).unwrap(), 1, 0, 0.0).is_err());
+        for border in [usize::MAX, usize::MAX / 2, usize::MAX / 6] {
+            assert!(stack_patches(&images, 2, border, 0.0).is_err());
+        }
+        // A single image has no border.
+        let image = HostTensor::new([1, 1, 2, 1], vec![1u8, 2]).unwrap();
+        assert_eq!(stack_patches(&image, 2, usize::MAX, 0.0).unwrap().as_slice::<u8>().unwrap(), [1, 2]);
     }
 
     #[test]
