@@ -16,7 +16,8 @@ pub struct RecurrentOptions {
 
 impl RecurrentOptions {
     /// Sets the number of steps of each example, integers `[batch]`. From there on the state of an
-    /// example stays as it is, and its outputs are zeros.
+    /// example stays as it is, and its outputs are zeros. A run in which a length is negative or larger
+    /// than the time dim is an error.
     #[must_use]
     pub fn lengths(self, lengths: &Tensor) -> RecurrentOptions {
         RecurrentOptions { lengths: Some(lengths.clone()), ..self }
@@ -33,15 +34,7 @@ impl RecurrentOptions {
     /// `[batch, time, 1]`.
     #[track_caller]
     fn mask(&self, kind: &str, x: &Tensor) -> Option<Tensor> {
-        let lengths = self.lengths.as_ref()?;
-        if lengths.is_poison() {
-            return Some(lengths.clone());
-        }
-        if lengths.rank() != 1 || !lengths.dtype().is_int() {
-            let why = format!("expected integer lengths [batch], got {}{}", lengths.dtype(), lengths.shape());
-            return Some(lengths.fail(kind, Error::shape(why)));
-        }
-        let lengths = lengths.with_dims_of(x, 1, "one length for each example").cast(DType::I64);
+        let lengths = self.lengths.as_ref()?.lengths_within(kind, x);
         if lengths.is_poison() {
             return Some(lengths);
         }

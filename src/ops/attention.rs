@@ -46,7 +46,7 @@ impl AttentionOptions {
 
     /// Masks padding: example `b` has `lengths[b]` keys, and those after them have weight 0. Their keys
     /// and values must be finite, because 0 times infinity is NaN. `lengths` is an integer tensor
-    /// `[batch]`.
+    /// `[batch]`. A run in which a length is negative or larger than the number of keys is an error.
     #[must_use]
     pub fn lengths(self, lengths: &Tensor) -> AttentionOptions {
         AttentionOptions { lengths: Some(lengths.clone()), ..self }
@@ -790,20 +790,11 @@ impl Tensor {
                 let why = format!("the dropout rate is {dropout}, but must be in 0..1");
                 return self.fail("Attention", Error::argument(why));
             }
-            let padding = match lengths {
-                None => None,
-                Some(lengths) if lengths.rank() == 1 && lengths.dtype().is_int() => {
-                    let lengths = lengths.with_dims_of(keys, 1, "one length for each example");
-                    // Only the shape of the sum is used.
-                    let position = keys.sum_axes(&[2, 3]).iota_like(1, DType::I64);
-                    Some(position.less(&lengths.cast(DType::I64).expand_dims(1)))
-                }
-                Some(lengths) => {
-                    let found = lengths.spec();
-                    let why = format!("expected integer lengths [batch], got {}{}", found.dtype, found.shape);
-                    return self.fail("Attention", Error::shape(why));
-                }
-            };
+            let padding = lengths.as_ref().map(|lengths| {
+                // Only the shape of the sum is used.
+                let position = keys.sum_axes(&[2, 3]).iota_like(1, DType::I64);
+                position.less(&lengths.lengths_within("Attention", keys).expand_dims(1))
+            });
             let mask = match (padding, key_mask) {
                 (Some(padding), Some(mask)) => {
                     Some(padding.logical_and(&mask.with_dims_of(keys, 2, "a key mask [batch, keys]")))

@@ -27,6 +27,7 @@ mod grid_sample;
 mod int8;
 mod iota;
 mod layout;
+mod lengths;
 mod loss;
 mod matmul;
 mod moments;

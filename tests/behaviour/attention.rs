@@ -219,3 +219,24 @@ fn padding_does_not_change_the_results_of_a_layer() {
     assert!(off(&padded) < 1e-6, "{}", off(&padded));
     assert!(off(&unmasked) > 1e-3, "without a mask the padding is seen: {}", off(&unmasked));
 }
+
+#[test]
+fn a_length_beyond_the_keys_is_an_error_of_the_run() {
+    let graph = Graph::new();
+    let x = graph.placeholder(&TensorSpec::f32("x", [None, None, Some(1), Some(2)]));
+    let lengths = graph.placeholder(&TensorSpec::new("lengths", DType::I64, [None]));
+    let line = line!() + 1;
+    let y = x.attention(&x, &x, &AttentionOptions::default().lengths(&lengths));
+    let session = Session::new(graph.freeze().unwrap()).unwrap();
+    let x = HostTensor::zeros(DType::F32, [1, 3, 1, 2]).unwrap();
+    let run = |length: i64| {
+        let length = HostTensor::new([1], vec![length]).unwrap();
+        session.run(&[&y], &[("x", &x), ("lengths", &length)])
+    };
+    run(3).unwrap();
+    for wrong in [4, -1] {
+        let e = run(wrong).unwrap_err();
+        assert!(e.to_string().contains("lengths") && e.to_string().contains(&format!("is {wrong}")), "{e}");
+        assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
+    }
+}

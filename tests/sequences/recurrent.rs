@@ -173,3 +173,32 @@ fn wrong_lengths_are_errors_at_the_callers_line() {
     assert!(e.message().contains("integer lengths [batch]"), "{e}");
     assert_eq!(e.site().map(|s| s.line), Some(line));
 }
+
+/// A length beyond the padding would otherwise stand for the whole sequence, and a negative one for none.
+#[test]
+fn a_length_that_does_not_fit_is_an_error_of_the_run() {
+    for steps in [Some(3), None] {
+        let graph = Graph::new();
+        let t = &TowerContext::training(&graph);
+        let x = graph.placeholder(&TensorSpec::f32("x", [None, steps, Some(4)]));
+        let lengths = graph.placeholder(&TensorSpec::i32("lengths", [None]));
+        let options = RecurrentOptions::default().lengths(&lengths);
+        let line = line!() + 1;
+        let (y, _) = Lstm::new(2).apply_with(t, "lstm", &x, None, &options);
+        let session = Session::new(graph.freeze().unwrap()).unwrap();
+        let x = HostTensor::zeros(DType::F32, [2, 3, 4]).unwrap();
+        let run = |lengths: [i32; 2]| {
+            let lengths = HostTensor::new([2], lengths.to_vec()).unwrap();
+            session.run(&[&y], &[("x", &x), ("lengths", &lengths)])
+        };
+        run([0, 3]).unwrap();
+        for wrong in [4, -1] {
+            let e = run([3, wrong]).unwrap_err();
+            assert!(
+                e.to_string().contains("lengths") && e.to_string().contains(&format!("is {wrong}")),
+                "{e}"
+            );
+            assert_eq!(e.site().map(|s| s.line), Some(line), "{e}");
+        }
+    }
+}
