@@ -3,7 +3,7 @@
 //! five times as often as the generator.
 //!
 //! `cargo run --release --example gan_wgan_gp` trains for 48 epochs of 500 steps and writes an
-//! image of samples after each. A classifier then recognizes 664 of 1,000 samples as digits with
+//! image of samples after each. A classifier then recognizes 643 of 1,000 samples as digits with
 //! confidence over 0.9, and finds all 10 classes; with `--assert` the example fails below 8 classes
 //! or half of the samples.
 //!
